@@ -18,4 +18,5 @@ _load, __dir__, __all__ = public_names(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    return import_module("graphkit.models") if name == "models" else _load(name)
+    rooms = {"models": "graphkit.models", "foreign": "graphkit.audit.foreign"}
+    return import_module(rooms[name]) if name in rooms else _load(name)

@@ -235,7 +235,8 @@ from graphkit.errors import (
     TargetError as TargetError,
 )
 
-# Not in `__all__`: `graphkit.models`, which is found as an attribute, too, and the version.
+# Not in `__all__`: `graphkit.models` and `graphkit.foreign`, which are attributes, and the version.
 from graphkit import models as models
+import graphkit.audit.foreign as foreign  # noqa: F401
 
 __version__: str

@@ -38,8 +38,8 @@ class Check:
             facts: Other attributes of ``Finding``; they override those of the check.
         """
         if node is not None:
-            facts |= {"node": node.index, "kernel": node.short_name}
-            facts |= {"module": node.module, "source": node.source}
+            place = {"node": node.index, "kernel": node.short_name}
+            facts = {**place, "module": node.module, "source": node.source, **facts}
         usual = {"advice": kind.advice, "severity": kind.severity, **self._facts}
         self.findings.append(Finding(kind=kind.value, text=text, **(usual | facts)))
 

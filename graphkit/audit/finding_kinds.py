@@ -224,6 +224,10 @@ class FindingKind(StrEnum):
         "graphkit inspect lists the launch attributes and arguments of the kernels.",
         "note",
     )
+    WRONG_GRAPH = (
+        "wrong graph",
+        "Select a graph by everything that its capture depended on, or run the batch without one.",
+    )
     BATCH_FALLS_BACK = "batch falls back", "", "warning"
     BATCH_IS_REFUSED = "batch is refused", ""
     UNREACHABLE_SIZE = (

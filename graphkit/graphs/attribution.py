@@ -84,6 +84,8 @@ class Attribution:
         modules: The model, or its weights by name, to give modules their paths. Modules outside of
             it are named below the class of the outermost one that runs.
         stack_fill: Value of the argument bytes that torch leaves unset; see ``fill_stack``.
+        observe: Called before each operation with the operation, its arguments, and the index of
+            its first node.
 
     Attributes:
         origins: Origin of each node of the last capture, in order of creation.
@@ -96,7 +98,10 @@ class Attribution:
         modules: nn.Module | Mapping[str, torch.Tensor] | None = None,
         *,
         stack_fill: int = 0,
+        observe: Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], int], None]
+        | None = None,
     ) -> None:
+        self.observe = observe
         self.origins: list[NodeOrigin] = []
         self.allocations: list[Allocation] = []
         self._stack_fill = stack_fill
@@ -269,6 +274,8 @@ class _OperationMode(TorchDispatchMode):
     ) -> Any:
         self._attribution.add_new_nodes()
         num_nodes = len(self._attribution.origins)
+        if self._attribution.observe is not None:
+            self._attribution.observe(func, args, kwargs or {}, num_nodes)
         fill_stack(self._attribution._stack_fill)
         out = func(*args, **(kwargs or {}))
         self._attribution.add_new_nodes(func.name(), (args, kwargs, out))

@@ -85,6 +85,11 @@ def in_module(stack: Sequence[Frame]) -> str:
     return f" in module {module}" if module else ""
 
 
+def user_frames() -> list[FrameType]:
+    """Return the user's frames of the current stack, innermost first."""
+    return [frame for frame, _ in _user_frames(_current_stack())]
+
+
 def quoted(frame: Frame) -> str:
     """Return a frame's file, line and text."""
     file, line = frame[0].f_code.co_filename, frame[1]

@@ -34,6 +34,7 @@ from graphkit.audit.foreign.graph_digest import (
 )
 from graphkit.audit.foreign.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.audit.foreign.launch import run_python
+from graphkit.audit.foreign.registration import register
 from graphkit.records import AuditCheck, AuditReport
 from graphkit.records.audit import NOT_CHECKED, Audit
 
@@ -51,6 +52,7 @@ __all__ = [
     "compare_digest",
     "graph_digest",
     "record_program",
+    "register",
     "why_no_graph",
 ]
 

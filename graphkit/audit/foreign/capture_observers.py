@@ -22,18 +22,20 @@ class CaptureObserver(ABC):
     Attributes:
         attribution: Origins of the nodes; ``None`` if the beginning was not observed.
         captured_at: The line that captures; empty if the beginning was not observed.
+        observe: Called for each operation, see ``Attribution``; ``None`` for nothing.
     """
 
     def __init__(self) -> None:
         self.attribution: Attribution | None = None
         self.captured_at = ""
+        self.observe: Any = None
 
     def before_begin(self) -> None:
         """Note the line that captures, before the stream captures."""
         from graphkit.graphs.attribution import Attribution
         from graphkit.graphs.source_lines import caller_line
 
-        self.attribution = Attribution()
+        self.attribution = Attribution(observe=self.observe)
         self.captured_at = caller_line()
 
     def after_begin(self) -> None:

@@ -90,20 +90,31 @@ def traced(
         calls += 1
         if calls - 1 != call:
             return forward(inputs)
-        attribution = Attribution(weights)
-        with (
-            compilation_disabled(),
-            _TraceMode(trace, after_write),
-            attributing(attribution, lambda: len(trace.ops)),
-        ):
-            output = forward(inputs)
-        trace.origins = attribution.origins or [NodeOrigin()] * len(trace.ops)
+        output = trace_function(trace, lambda: forward(inputs), weights, after_write)
         if isinstance(output, Output):
             trace.outputs = {name: storage_id(tensor) for name, tensor in output.tensors().items()}
         return output
 
     with step.wrapped(lambda forward: wrapped_forward(forward, trace_call)):
         yield trace
+
+
+def trace_function(
+    trace: ForwardTrace,
+    function: Callable[[], Any],
+    weights: Weights = None,
+    after_write: Callable[[ForwardTrace], None] = lambda _trace: None,
+) -> Any:
+    """Call a function, add its operations to a trace, and return its result."""
+    attribution = Attribution(weights)
+    with (
+        compilation_disabled(),
+        _TraceMode(trace, after_write),
+        attributing(attribution, lambda: len(trace.ops)),
+    ):
+        output = function()
+    trace.origins = attribution.origins or [NodeOrigin()] * len(trace.ops)
+    return output
 
 
 class _TraceMode(TorchDispatchMode):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from graphkit.audit.foreign.audits.captured_numbers import Calls, CapturedNumber
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.static_memory import StaticMemory
 from graphkit.audit.replayable_graph import Reference, references
@@ -32,6 +33,9 @@ class FollowedGraph:
             and state.
         allocations: What operations of the capture allocated.
         generators: Random generators that the program registered with the graph.
+        captured_at: Line that captured it.
+        numbers: Numbers of the host that its operations got.
+        calls: Name and numbers of each operation.
         memories: The storages that it points to, by address of the pointer.
         replays: Number of replays so far.
         next_check: Number of the replay before which it is checked next.
@@ -47,6 +51,9 @@ class FollowedGraph:
     kept: tuple[Range, ...]
     allocations: tuple[Allocation, ...] = ()
     generators: tuple[Any, ...] = ()
+    captured_at: str = ""
+    numbers: tuple[CapturedNumber, ...] = ()
+    calls: Calls = ()
     memories: dict[int, StaticMemory] = field(default_factory=dict)
     replays: int = 0
     next_check: int = 1

@@ -18,7 +18,9 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
+from graphkit.audit.foreign.audits.registered_graph import DeclaredMemory, RegisteredGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
+from graphkit.audit.foreign.registration import Registration
 from graphkit.audit.launch import REPETITIONS, report_launch
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory
@@ -32,7 +34,7 @@ _REPLAYS = 6
 """Replays of a check without a finding: three contents, a repetition, and two for their timing."""
 _REPEATABLE = (
     "kernel", "memcpy", "memset", "child graph", "conditional", "empty", "event record",
-    "event wait",
+    "event wait", "op",
 )  # fmt: skip
 """Kinds of nodes that may run more often than the program asked for."""
 _COLLECTIVES = ("nccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "multimem")
@@ -59,8 +61,8 @@ def refusal(record: GraphRecord, num_ranks: int) -> str:
 class ForeignGraph(ReplayableGraph):
     """A graph at one replay of the program.
 
-    Call ``prepare`` before the program's replay and ``run`` after it. ``run`` restores memory and
-    random numbers, also after an error.
+    Call ``prepare`` before the program's replay, ``begin`` after it, and ``restore`` at last, which
+    restores memory and random numbers.
 
     Args:
         device: The device; see ``CudaDevice``.
@@ -68,6 +70,7 @@ class ForeignGraph(ReplayableGraph):
         graph: The ``CUDAGraph``.
         repeat: Replays the graph.
         limits: What the check may cost.
+        known: What the program has registered; ``None`` for nothing.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class ForeignGraph(ReplayableGraph):
         graph: Any,
         repeat: Callable[[], object],
         limits: Limits,
+        known: Registration | None = None,
     ) -> None:
-        self._device, self._followed, self._graph = device, followed, graph
+        self._device, self._followed, self._graph, self.known = device, followed, graph, known
         self._repeat, self._limits = repeat, limits
         self._exits = ExitStack()
         self.record, self.allocations = followed.record, followed.allocations
@@ -98,19 +102,27 @@ class ForeignGraph(ReplayableGraph):
         self.deadline = time.perf_counter() + self._limits.seconds
         self._exits.enter_context(device.own_memory())
         limit = min(self._limits.num_bytes, device.free_bytes() // 2)
-        self._checked = checked = checked_memory(device, followed, limit)
-        self._memory = WatchedMemory(checked.parts, checked.copied)
+        self._memory: Any
+        if self.known is not None and self.known.state is not None:
+            self._memory, self._checked = DeclaredMemory(self.known), None
+        else:
+            self._checked = checked = checked_memory(device, followed, limit)
+            self._memory = WatchedMemory(checked.parts, checked.copied)
         self._before_random = device.random_states(followed.generators)
 
-    def run(self, check: Check) -> None:
-        """Repeat the replay, report what depends on stale memory, and restore everything.
+    def begin(self) -> None:
+        """Note what the program's replay has written.
 
         Raises:
-            NotChecked: The replays wrote more than may be copied, or take too long.
+            NotChecked: It wrote more than may be copied.
         """
         device = self._device
         device.synchronize()
         self._after_random = device.random_states(self._followed.generators)
+        if self._checked is None:
+            self._memory.note_replay(self._limits.num_bytes)
+            self.memory = PoolMemory([], ())
+            return
         limit = self._checked.room // 4  # copies of the state after it, and what repetitions write
         written = self._memory.note_replay(limit)
         if written > limit:
@@ -119,11 +131,15 @@ class ForeignGraph(ReplayableGraph):
             PoolBlock(device.device_bytes(*span), is_live=False) for span in self._checked.scratch
         ]
         self.memory = PoolMemory(scratch, self._checked.mapped if scratch else ())
-        try:
-            self._search(check)
-            self._measure_launch(check)
-        finally:
-            self._restore(check)
+
+    def registered(self) -> RegisteredGraph:
+        """Return the graph as its program has registered it."""
+        assert self.known is not None, "the program has registered it"
+        memory = self._memory
+        state = memory.state if isinstance(memory, DeclaredMemory) else dict
+        return RegisteredGraph(
+            self.known, self._followed.calls, self._rewind, self._repeat_and_wait, state
+        )
 
     def close(self) -> None:
         """Free the copies."""
@@ -131,7 +147,12 @@ class ForeignGraph(ReplayableGraph):
             self.__dict__.pop(name, None)
         self._exits.close()
 
-    def _search(self, check: Check) -> None:
+    def search(self, check: Check) -> None:
+        """Repeat the replay, report what depends on stale memory, and measure the launch.
+
+        Raises:
+            NotChecked: Repetitions differ, or take too long.
+        """
         began = time.perf_counter()
         self._replay(None)
         self._baseline = self._memory.contents()
@@ -144,6 +165,8 @@ class ForeignGraph(ReplayableGraph):
                 f"a replay takes {self._replay_seconds:.2f} s, and {_REPLAYS} of them more than "
                 f"the {self._limits.seconds:g} s of a check"
             )
+        if self._checked is None:
+            raise NotChecked("its program declares the rows that it writes, and no other memory")
         tested = search_stale_memory(self, check, _MOST, FindingKind.STALE_POOL_MEMORY.advice)
         if tested is None:
             raise NotChecked("repeated replays from the same state differ")
@@ -151,6 +174,7 @@ class ForeignGraph(ReplayableGraph):
             f"overwrote {count_of(tested, 'byte')} of scratch memory between replays; compared "
             f"{mib(len(self._memory.written) * CHUNK)} that the graph writes"
         )
+        self._measure_launch(check)
 
     def effect(self, poison: Poison) -> Effect | None:
         """Replay on overwritten memory, and return the first memory that differs."""
@@ -169,14 +193,20 @@ class ForeignGraph(ReplayableGraph):
         """Return nothing: no tensor is in scratch memory."""
         return ""
 
-    def _replay(self, poison: Poison | None) -> None:
+    def _rewind(self) -> None:
         self._memory.rewind()
         self.memory.restore()
-        if poison is not None:
-            self.memory.overwrite(poison)
         self._device.set_random_states(self._before_random, self._followed.generators)
+
+    def _repeat_and_wait(self) -> None:
         self._repeat()
         self._device.synchronize()
+
+    def _replay(self, poison: Poison | None) -> None:
+        self._rewind()
+        if poison is not None:
+            self.memory.overwrite(poison)
+        self._repeat_and_wait()
 
     def _written_at(self, address: int) -> str:
         """Return what memory an address is in, for a sentence."""
@@ -202,7 +232,10 @@ class ForeignGraph(ReplayableGraph):
 
         report_launch(followed.record, self._device.launch_us(self._graph, prepare), check)
 
-    def _restore(self, check: Check) -> None:
+    def restore(self, check: Check) -> None:
+        """Restore memory and random numbers to those after the program's replay."""
+        if not hasattr(self, "memory"):
+            return
         self._memory.restore()
         self.memory.restore()
         self._device.set_random_states(self._after_random, self._followed.generators)

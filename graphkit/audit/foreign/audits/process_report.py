@@ -75,7 +75,8 @@ class ProcessReport:
         """Add a finished check: repeated ones become one, and findings are reported once."""
         new = []
         for finding in log.findings:
-            key = (finding.audit, finding.mode, finding.kind, finding.node, finding.argument)
+            place = (finding.node, finding.argument, finding.cause)
+            key = (finding.audit, finding.mode, finding.kind, *place)
             if key not in self._reported:
                 self._reported.add(key)
                 new.append(finding)

@@ -1,8 +1,8 @@
 """The audit of one process: follows each graph from its capture to its end and checks it.
 
-Checks after a capture and before replays 1, 2, 4, 8 and so on look at pointers. The first replay
-and, on request, every n-th is also repeated with poisoned memory. Between checks a replay costs one
-Python call.
+Checks after a capture and before replays 1 to 8, 16, 32 and so on look at pointers and at numbers.
+The first replay and, on request, every n-th is also repeated with poisoned memory, and compared
+with what the program has registered. Between checks a replay costs one Python call.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from graphkit.audit.audit_log import Check
 from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
+from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
 from graphkit.audit.foreign.audits.checked_memory import Limits
 from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
 from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
@@ -26,17 +28,26 @@ from graphkit.audit.foreign.audits.followed_graph import (
     pool_id,
 )
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
+from graphkit.audit.foreign.audits.frozen_numbers import (
+    GraphKeys,
+    check_equal_keys,
+    check_numbers,
+)
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
 from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
+from graphkit.audit.foreign.audits.registered_graph import check_dispatch, registered_checks
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
 from graphkit.audit.foreign.capture_observers import CaptureObserver
+from graphkit.audit.foreign.registration import registration_of
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range
 from graphkit.graphs import Attribution
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.records import AuditReport, count_of
-from graphkit.records.audit import Audit
+from graphkit.records.audit import NOT_CHECKED, Audit
 
+_OFTEN = 8
+"""Replays of a graph that are all checked, because programs change their numbers early."""
 Replay = Callable[[Any], object]
 """Replays a ``CUDAGraph``, as its method does without the audit."""
 
@@ -70,7 +81,7 @@ class ProgramAudit:
         self._graphs: list[FollowedGraph] = []
         self._most_graphs = 1
         self._names: Counter[str] = Counter()
-        self._memories = StaticMemories()
+        self._memories, self._keys = StaticMemories(), GraphKeys()
         self._num_captures = 0
         self._fault = False
         self._device: Any = None
@@ -96,6 +107,7 @@ class ProgramAudit:
         attribution: Attribution | None,
         captured_at: str,
         active_before: Sequence[tuple[PoolId, Range]],
+        search: NumberSearch | None = None,
     ) -> FollowedGraph:
         """Follow a graph that was just captured, and check its pointers.
 
@@ -104,6 +116,7 @@ class ProgramAudit:
             attribution: Of its capture.
             captured_at: The line that captured it.
             active_before: Pool and range of each block that held something before the capture.
+            search: Of the numbers that its operations got; ``None`` if it was not observed.
         """
         device = self._device = self.current_device()
         self._names[captured_at] += 1
@@ -120,6 +133,9 @@ class ProgramAudit:
             kept=tuple(sorted({*kept, *active_ranges(segments, pool)})),
             allocations=tuple(attribution.allocations) if attribution is not None else (),
             generators=tuple(getattr(graph, "_graphkit_generators", ())),
+            captured_at=captured_at,
+            numbers=search.numbers if search is not None else (),
+            calls=search.calls if search is not None else (),
         )
         if len(self._graphs) >= self._most_graphs:
             self._graphs = list(self.graphs)
@@ -167,10 +183,11 @@ class ProgramAudit:
         self._schedule(followed)
         with self.results.check(Audit.POINTERS, followed.name) as check:
             check_references(followed, blocks, check)
+        is_changed = self._check_host(followed, graph)
         if self._options.node_by_node == (followed.name, number):
             self._replay_by_node(followed, graph, replay)
         elif is_poisoned:
-            self._poisoned_replay(followed, graph, replay)
+            self._poisoned_replay(followed, graph, replay, is_changed)
         else:
             try:
                 replay(graph)
@@ -182,31 +199,61 @@ class ProgramAudit:
         number, every = followed.replays, self._options.every
         if followed.next_poison == number:
             followed.next_poison = number + every if every else 0
-        later = [1 << number.bit_length(), *filter(None, [followed.next_poison])]
+        usual = number + 1 if number < _OFTEN else 1 << number.bit_length()
+        later = [usual, *filter(None, [followed.next_poison])]
         followed.next_check = number + 1 if self._options.find_fault else min(later)
 
-    def _poisoned_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        device = self.current_device()
+    def _check_host(self, followed: FollowedGraph, graph: Any) -> bool:
+        """Check what the host knows of a graph, and return whether a number of it has changed."""
+        known = registration_of(graph)
+        if known is not None:
+            if known.name:
+                followed.name = known.name
+            with self.results.check(Audit.MISSES, followed.name) as check:
+                check_dispatch(known, check)
+        with self.results.check(Audit.FROZEN, followed.name) as check:
+            if followed.replays == 1:
+                check_equal_keys(followed, self.graphs, self._keys, check)
+            check_numbers(followed, self.graphs, self._keys, check)
+        return any(finding.severity == "error" for finding in check.findings)
+
+    def _poisoned_replay(
+        self, followed: FollowedGraph, graph: Any, replay: Replay, is_changed: bool
+    ) -> None:
+        device, known = self.current_device(), registration_of(graph)
         limits = Limits(self._options.seconds, self._options.megabytes << 20)
-        stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits)
+        stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits, known)
         problem = ""
-        try:
-            with self.results.check(Audit.POOL_POISON, followed.name) as check:
+
+        def checked(audit: Audit, run: Callable[[Check], None]) -> None:
+            with self.results.check(audit, followed.name) as check:
                 try:
-                    stale.prepare()
+                    run(check)
                 except Exception as error:
-                    problem = check.text = f"not checked: {failure_text(error)}"
+                    check.text = NOT_CHECKED + failure_text(error)
+                    nonlocal problem
+                    problem = problem or check.text
+
+        try:
+            checked(Audit.POOL_POISON, lambda _check: stale.prepare())
             replay(graph)
             if not problem:
                 # ``prepare`` has waited for all earlier work.
                 is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
+                failure = NOT_CHECKED + "the replay failed"
                 with self.results.check(Audit.POOL_POISON, followed.name) as check:
-                    try:
-                        check.text = "not checked: the replay failed"
-                        if not is_failed:
-                            stale.run(check)
-                    except Exception as error:
-                        check.text = f"not checked: {failure_text(error)}"
+                    check.text = failure if is_failed else ""
+                if not is_failed:
+                    checked(Audit.POOL_POISON, lambda _check: stale.begin())
+                if not is_failed and not problem:
+                    # A graph with another number differs from its body for that reason.
+                    for name, method in registered_checks(known) if known else ():
+                        if not (is_changed and name == Audit.SHADOW):
+                            registered = stale.registered()
+                            checked(Audit(name), getattr(registered, method))
+                    checked(Audit.POOL_POISON, stale.search)
+                with self.results.check(Audit.POOL_POISON, followed.name) as check:
+                    stale.restore(check)
         finally:
             with suppress(Exception):
                 stale.close()
@@ -278,9 +325,12 @@ class FollowedCapture(CaptureObserver):
         super().__init__()
         self._program = program
         self._active: list[tuple[PoolId, Range]] = []
+        self.search: NumberSearch | None = None
 
     def before_begin(self) -> None:
         """Note also the memory that is in use."""
+        self.search = NumberSearch()
+        self.observe = self.search.note
         super().before_begin()
         for segment in self._program.current_device().segments():
             pool = pool_id(segment)
@@ -300,5 +350,5 @@ class FollowedCapture(CaptureObserver):
     def after_end(self, graph: Any) -> None:
         """Follow the graph."""
         graph._graphkit_followed = self._program.follow(
-            graph, self.attribution, self.captured_at, self._active
+            graph, self.attribution, self.captured_at, self._active, self.search
         )

@@ -1,0 +1,331 @@
+"""Checks of a graph whose program has registered what it computes: shadow, pads and dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
+from graphkit.audit.foreign.audits.checked_memory import NotChecked
+from graphkit.audit.foreign.registration import Registration, named_outputs
+from graphkit.audit.places import row_facts, row_text
+from graphkit.audit.runs.first_node import first_node_in
+from graphkit.audit.runs.forward_trace import ForwardTrace, trace_function
+from graphkit.audit.runs.live_rows import RowPlaces, matched_rows
+from graphkit.graphs.operations import storage_id
+from graphkit.graphs.source_lines import node_line
+from graphkit.records import Mismatch, count_of
+from graphkit.runners.comparison import Rounding, first_difference
+from graphkit.runners.comparison.differences import Tensors, even_owner
+from graphkit.runners.comparison.step_comparison import judge_graph
+
+_FLOAT_SCALE = 8
+"""Pad rows that may hold anything get the first row, its floating-point numbers times this."""
+
+
+def check_dispatch(known: Registration, check: Check) -> None:
+    """Report a graph that is replayed for a batch that it was not captured for."""
+    check.text = "compared the batch with what the graph was captured for"
+    live, now = known.live(), None if known.key is None else known.key()
+    if known.size and not 0 <= live <= known.size:
+        check.report(
+            FindingKind.WRONG_GRAPH,
+            f"the graph has {count_of(known.size, 'row')}, and is replayed for {live} live rows.",
+            before=str(known.size),
+            after=str(live),
+            cause="rows",
+        )
+    if now != known.captured_key:
+        check.report(
+            FindingKind.WRONG_GRAPH,
+            f"the graph was captured for {known.captured_key!r} and is replayed for {now!r}.",
+            before=repr(known.captured_key),
+            after=repr(now),
+            cause="key",
+        )
+
+
+class DeclaredMemory:
+    """The memory of a replay that its program has declared: inputs, outputs and rows of state.
+
+    In the place of ``WatchedMemory``.
+
+    Args:
+        known: What was registered, at the replay at hand.
+    """
+
+    def __init__(self, known: Registration) -> None:
+        self._tensors = {f"tensor {name}": tensor for name, tensor in known.written()}
+        self._rows = {
+            name: (tensor, axis, _indices(rows(), tensor.device))
+            for name, (tensor, axis, rows) in (known.state or {}).items()
+        }
+        self._before = self.contents()
+        self._after: dict[str, torch.Tensor] = {}
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of what a replay may write."""
+        return tuple(self._before)
+
+    def note_replay(self, max_bytes: int) -> int:
+        """Copy the content after the program's replay, and return its size in bytes."""
+        self._after = self.contents()
+        return min(sum(tensor.nbytes for tensor in self._after.values()), max_bytes)
+
+    def rewind(self) -> None:
+        """Restore the content before the program's replay."""
+        self._put(self._before)
+
+    def restore(self) -> None:
+        """Restore the content after the program's replay."""
+        self._put(self._after)
+
+    def contents(self) -> dict[str, torch.Tensor]:
+        """Return copies of all declared memory as it is now."""
+        rows = {
+            name: tensor.index_select(axis, index)
+            for name, (tensor, axis, index) in self._rows.items()
+        }
+        return {name: tensor.clone() for name, tensor in self._tensors.items()} | rows
+
+    def first_difference(self, contents: Mapping[str, torch.Tensor]) -> int | None:
+        """Return an address in the first memory that differs from ``contents``, if one does."""
+        for name, now in self.contents().items():
+            if not torch.equal(_bits(now), _bits(contents[name])):
+                tensor = self._tensors.get(name)
+                return int((self._rows[name][0] if tensor is None else tensor).data_ptr())
+        return None
+
+    def changed_chunks(self) -> list[str]:
+        """Return the names of what differs from the state after the program's replay."""
+        now = self.contents()
+        return [name for name in now if not torch.equal(_bits(now[name]), _bits(self._after[name]))]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the rows of state in the declared order, with the rows first."""
+        return {
+            name: tensor.index_select(axis, index).movedim(axis, 0)
+            for name, (tensor, axis, index) in self._rows.items()
+        }
+
+    def _put(self, contents: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in self._tensors.items():
+            tensor.copy_(contents[name])
+        for name, (tensor, axis, index) in self._rows.items():
+            tensor.index_copy_(axis, index, contents[name])  # equal rows where one is twice
+
+
+class RegisteredGraph:
+    """A registered graph at one replay of the program.
+
+    Args:
+        known: What was registered.
+        calls: The operations of the capture.
+        rewind: Restores memory and random numbers to those before the replay.
+        replay: Replays the graph on memory as it is, and waits.
+        state: Returns copies of declared state.
+    """
+
+    def __init__(
+        self,
+        known: Registration,
+        calls: Calls,
+        rewind: Callable[[], None],
+        replay: Callable[[], None],
+        state: Callable[[], Tensors] = dict,
+    ) -> None:
+        self._known, self._calls = known, calls
+        self._rewind, self._replay, self._state = rewind, replay, state
+        self._live = min(known.live(), known.size) if known.size else 0
+        self._outputs = named_outputs(known.outputs)
+        dtypes = [t.dtype for t in self._outputs.values() if t.is_floating_point()]
+        self._rounding = Rounding(min(dtypes, key=lambda d: d.itemsize, default=torch.float32))
+
+    def check_shadow(self, check: Check) -> None:
+        """Compare the live rows of a replay with a run of the body from the same state."""
+        self._rewind()
+        self._replay()
+        replayed = self._live_rows(self._outputs)
+        calls: list[tuple[str, tuple[Any, ...], str]] = []
+        body = self._run_body(calls)
+        check.text = f"compared {count_of(self._live, 'live row')} with the body"
+        if first_difference(body, replayed, even_owner(1), self._rounding) is None:
+            return
+        requests = max(self._live, 1)
+        verdict = judge_graph(body, replayed, self._run_body, requests, self._rounding)
+        if not verdict.is_comparable:
+            raise NotChecked("repeated runs of the body differ")
+        if verdict.wrong is None:
+            return
+        where = row_text(verdict.wrong, self._live)
+        facts = row_facts(verdict.wrong)
+        text, place = _first_other_call(self._calls, calls)
+        check.report(
+            FindingKind.GRAPH_BUG,
+            f"{where} is {facts['after']} from the graph and {facts['before']} without it.{text}",
+            field=verdict.wrong.field,
+            cause=place.get("source", "output"),
+            **facts,
+            **place,
+        )
+
+    def check_pads(self, check: Check) -> None:
+        """Compare live rows of replays with other contents in the rows past them."""
+        known, size = self._known, self._known.size
+        if not self._live or self._live == size:
+            check.text = "no pad rows in this replay"
+            return
+        contents = ("as the program left them", "the declared pads", "other numbers")
+        fills = (None, _zeros, _first_row)
+        results = [self._filled(fill) for fill in fills]
+        check.text = f"{count_of(size - self._live, 'pad row')} with three contents"
+        for index, fill in enumerate(fills[1:], 1):
+            wrong = self._difference(results[0], results[index], self._rounding.beside(0.0))
+            kind = FindingKind.LEAKING_PAD_ROW
+            if wrong is None:
+                kind = kind.within_rounding
+                wrong = self._difference(results[0], results[index], 0.0)
+            if wrong is None:
+                continue
+            facts = row_facts(wrong)
+            first, place = self._first_node(fill)
+            check.report(
+                kind,
+                f"{row_text(wrong, self._live)} is {facts['before']} with pad rows "
+                f"{contents[0]}, and {facts['after']} with {contents[index]} there.{first}",
+                field=wrong.field,
+                names=tuple(known.inputs),
+                cause=place.get("source", "output"),
+                **facts,
+                **place,
+            )
+            return
+
+    def _filled(self, fill: Any) -> Tensors:
+        self._rewind()
+        self._fill(fill)
+        self._replay()
+        return self._live_rows(self._outputs)
+
+    def _fill(self, fill: Any) -> None:
+        for tensor, axis, pad in self._known.inputs.values() if fill is not None else ():
+            live = self._rows(tensor.shape[axis])
+            pads = tensor.narrow(axis, live, tensor.shape[axis] - live)
+            first = tensor.narrow(axis, 0, 1)
+            row = fill(first) if pad is None else torch.full_like(first, pad)
+            pads.copy_(row.expand_as(pads))
+
+    def _run_body(self, calls: list[tuple[str, tuple[Any, ...], str]] | None = None) -> Tensors:
+        assert self._known.body is not None, "a shadow needs a body"
+        self._rewind()
+        with torch.no_grad(), _CallMode(calls if calls is not None else []):
+            outputs = named_outputs(self._known.body())
+        if outputs.keys() != self._outputs.keys():
+            raise NotChecked(
+                f"the body returns {', '.join(outputs) or 'no tensor'}, and the registered outputs "
+                f"are {', '.join(self._outputs) or 'none'}"
+            )
+        return self._live_rows(outputs)
+
+    def _live_rows(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        return {
+            name: tensor[: self._rows(len(tensor))].clone() if tensor.dim() else tensor.reshape(1)
+            for name, tensor in {**tensors, **self._state()}.items()
+        }
+
+    def _rows(self, length: int) -> int:
+        """Return the live ones of so many rows."""
+        size = self._known.size
+        return length * self._live // size if size and length % size == 0 else length
+
+    def _difference(self, one: Tensors, other: Tensors, allowed: float) -> Mismatch | None:
+        return first_difference(one, other, even_owner(self._live), self._rounding, allowed)
+
+    def _first_node(self, fill: Any) -> tuple[str, dict[str, Any]]:
+        """Return the first operation of the body whose live rows follow pads, as text and facts."""
+        body, live, size = self._known.body, self._live, self._known.size
+        if body is None:
+            return "", {}
+
+        def trace(its_fill: Any) -> ForwardTrace:
+            traced = ForwardTrace()
+            self._rewind()
+            self._fill(its_fill)
+            with torch.no_grad():
+                output = trace_function(traced, body)
+            traced.outputs = {n: storage_id(t) for n, t in named_outputs(output).items()}
+            return traced
+
+        def traces(call: int) -> tuple[ForwardTrace, ForwardTrace]:
+            return (ForwardTrace(), ForwardTrace()) if call else (trace(None), trace(fill))
+
+        places = RowPlaces(range(live), range(live), size, size)
+        limits = (self._rounding.most, 0.0)
+        first = first_node_in(traces, matched_rows(places), self._rounding, limits)
+        if first is None:
+            return "", {}
+        facts = {"kernel": first.short_name, "module": first.origin.module}
+        facts |= {"source": first.origin.source}
+        return f" The first node that differs is `{first.short_name}`.", facts
+
+
+class _CallMode(TorchDispatchMode):
+    """Notes each operation with its numbers and line."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], str]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self._calls.append((*noted_call(func, args, kwargs or {}), node_line()))
+        return func(*args, **(kwargs or {}))
+
+
+def _first_other_call(
+    captured: Calls, now: list[tuple[str, tuple[Any, ...], str]]
+) -> tuple[str, dict[str, Any]]:
+    """Return the first operation that the body runs otherwise than at the capture."""
+    for (name, before), (other, after, source) in zip(captured, now, strict=False):
+        if name != other:
+            return f" The body runs `{other}` where the graph has `{name}`.", {"source": source}
+        if before != after:
+            text = f" `{name}` gets {list(after)} now and got {list(before)} at the capture."
+            return text, {"source": source, "kernel": name}
+    if len(captured) != len(now):
+        return f" The body runs {len(now)} operations, and the capture had {len(captured)}.", {}
+    return " Both run the same operations: memory that they read, or their code, was replaced.", {}
+
+
+def _indices(rows: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(rows, slice):
+        rows = range(rows.start or 0, rows.stop, rows.step or 1)
+    index = rows if isinstance(rows, torch.Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+    return index.to(device, torch.int64).flatten()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _zeros(row: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(row)
+
+
+def _first_row(row: torch.Tensor) -> torch.Tensor:
+    return row.clone() * _FLOAT_SCALE if row.is_floating_point() else row.clone()
+
+
+def registered_checks(known: Registration) -> Iterator[tuple[str, str]]:
+    """Yield the audits that need repeated replays, with the method that runs each."""
+    if known.body is not None and named_outputs(known.outputs):
+        yield "shadow", "check_shadow"
+    if known.inputs and known.live_rows is not None and named_outputs(known.outputs):
+        yield "pads", "check_pads"
