@@ -11,10 +11,14 @@ from graphkit.records import BenchReport
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "tools" / "examples").glob("*.py"))
+ENDLESS = {"serve"}
+"""It serves until it is stopped; see test_serve.py."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path.stem not in ENDLESS], ids=lambda path: path.stem
+)
 def test_an_example_runs(path, capsys):
     if path.stem == "structured_output":
         pytest.importorskip("xgrammar")

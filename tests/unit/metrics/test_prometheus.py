@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,8 @@ import graphkit as gk
 from engine_target import VOCAB, TableForward, engine_target
 from graphkit.engine.metrics import PrometheusCollector
 from graphkit.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def samples(source, **options):
@@ -140,6 +145,25 @@ def test_the_prefix_gives_the_names_of_vllm():
     assert accepted == sorted(accepted, reverse=True)
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert (f"vllm:{name}", label) in found
+
+
+def test_the_dashboard_of_grafana_reads_metrics_that_exist(engine):
+    board = json.loads((ROOT / "docs" / "static" / "grafana.json").read_text())
+    names = {name for name, *_ in samples(engine, prefix="graphkit", model_name="table")}
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids) == len({str(panel["gridPos"]) for panel in board["panels"]})
+    variables = {variable["name"] for variable in board["templating"]["list"]}
+    read = set()
+    for target in (target for panel in board["panels"] for target in panel["targets"]):
+        expression = target["expr"].replace("${prefix}", "graphkit")
+        read.update(re.findall(r"graphkit:\w+", expression))
+        assert set(re.findall(r"\$\{?(\w+)", expression)) <= variables | {"__rate_interval"}
+        assert expression.count("(") == expression.count(")")
+    # No step of this engine ran without a graph.
+    assert read - names == {"graphkit:eager_steps_total"}
+    assert {"time_to_first_token_seconds_bucket", "request_success_total"} <= {
+        name.removeprefix("graphkit:") for name in read
+    }
 
 
 @pytest.mark.parametrize("prefix", ["", "vllm:", "1", None])
