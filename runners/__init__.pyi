@@ -1,4 +1,7 @@
-from graphkit.runners.capture_checks import FrozenValue as FrozenValue
+from graphkit.runners.capture_checks import (
+    FrozenValue as FrozenValue,
+    RecurrentStates as RecurrentStates,
+)
 from graphkit.runners.dispatch import Decision as Decision, Reason as Reason
 from graphkit.runners.draft import DraftRunner as DraftRunner
 from graphkit.runners.draft_extend import (
@@ -28,7 +31,6 @@ from graphkit.runners.ranks import (
     RankReady as RankReady,
     RunnerGroup as RunnerGroup,
 )
-from graphkit.runners.recurrent_states import RecurrentStates as RecurrentStates
 from graphkit.runners.registry import RUNNERS as RUNNERS
 from graphkit.runners.replayer import Replayer as Replayer
 from graphkit.runners.runner import Runner as Runner

@@ -6,9 +6,9 @@ do, and load when a runner captures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from torch import nn
 from graphkit.graphs import CapturedGraph
 from graphkit.records import Node
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.recurrent_states import RecurrentStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +111,25 @@ def check_attention(
     from graphkit.audit.attention_check import check_attention
 
     check_attention(runner, states, group)
+
+
+@runtime_checkable
+class RecurrentStates(Protocol):
+    """States of recurrent layers by request row; ``graphkit.RecurrentStatePool`` has these members.
+
+    Attributes:
+        width: Most rows of a request whose states a step keeps.
+        device: Device of the states.
+    """
+
+    width: int
+    device: torch.device
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return every buffer by name, [rows, ...]."""
+
+    def reset(self, req_pool_indices: torch.Tensor) -> None:
+        """Set the states of request rows, int64 [B], to those before any token."""
+
+    def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
+        """Keep the states behind row ``nodes[i]``, int64 [B], of each request's last step."""

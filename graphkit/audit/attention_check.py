@@ -27,8 +27,8 @@ from graphkit.models.wrapper.text_batches import (
     TreeRequest,
     run_batch,
 )
+from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.recurrent_states import RecurrentStates
 from graphkit.runners.sample_rows import Numbers
 from graphkit.spec import ForwardMode
 

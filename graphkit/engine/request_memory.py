@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graphkit.engine.kv import RequestPool, TokenSlotAllocator
 from graphkit.engine.request import Request
-from graphkit.engine.step.device_copies import to_device
+from graphkit.graphs.devices import to_device
 
 _STEPS_AHEAD = 1024
 """Steps for which slots are reserved where the pool has many: 16 of the longest usual launches, so

@@ -14,10 +14,10 @@ from graphkit.engine.request import Request
 from graphkit.engine.request_memory import SlotReservation
 from graphkit.engine.step import SpecStep, StepVariant
 from graphkit.engine.step.acceptance import Links
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.draft_lengths import HostLengths
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
+from graphkit.graphs.devices import to_device
 from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner

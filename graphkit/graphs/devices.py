@@ -1,13 +1,15 @@
-"""Devices: their selection, the backend for each, and what a record says of one."""
+"""Devices: their selection, the backend for each, records of one, and copies to it."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -136,3 +138,15 @@ def driver_version() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return next(iter(answer.stdout.split()), "")
+
+
+def to_device(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Copy host integers to the device, as int64."""
+    return copied_to(device, torch.tensor(values, dtype=torch.int64))
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a CPU tensor to the device; return it as it is if it is there."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

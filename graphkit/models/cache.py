@@ -24,7 +24,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from graphkit.engine.kv import IndexKeyPool
 from graphkit.errors import ConfigError
 from graphkit.models.versions import RECURRENT
-from graphkit.models.wrapper.own_decoding import cache_argument
+from graphkit.models.wrapper.model_logits import cache_argument
 from graphkit.ops.attention_layout import DenseLayout
 
 _STATE_METHODS = (

@@ -19,7 +19,7 @@ from graphkit.models.forward import TransformersForward
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
-from graphkit.models.rotation import rotation_limit
+from graphkit.models.prepare import rotation_limit
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
@@ -180,7 +180,9 @@ class DraftedModel:
         """
         draft = self._draft_of(spec)
         if draft is not None:
-            return draft.drafter(draft.engine_model(requests, spec, slots, attention))
+            return draft.drafter(
+                draft.engine_model(requests, spec, slots=slots, attention=attention)
+            )
         return NgramDrafter() if spec.num_steps else None
 
     def _context_len(self, requested: int | None, default: int) -> int:
@@ -240,7 +242,7 @@ class DraftedModel:
     def _slot_bytes(self, spec: SpecConfig, kv_dtype: torch.dtype | None) -> int:
         """Return the bytes of a slot in the KV pools of an engine, of the draft model, too."""
         requests = ReqToTokenPool(1, spec.page_size, self.device)
-        models, draft = [self.engine_model(requests, spec, kv_dtype)], self._draft_of(spec)
+        models, draft = [self.engine_model(requests, spec, kv_dtype=kv_dtype)], self._draft_of(spec)
         if draft is not None:
             models.append(draft.engine_model(requests, spec))
         return max(1, sum(slot_bytes(model.attention) for model in models))
@@ -249,6 +251,7 @@ class DraftedModel:
         self,
         requests: ReqToTokenPool,
         spec: SpecConfig,
+        *,
         kv_dtype: torch.dtype | None = None,
         slots: int | None = None,
         attention: type[PagedAttention] | None = None,

@@ -90,7 +90,6 @@ class StoredWeights:
         module: nn.Module,
         device: torch.device | str,
         *,
-        optional: frozenset[str] = frozenset(),
         ignored: frozenset[str] = frozenset(),
         rename: Callable[[str], str] = lambda name: name,
         expected: Mapping[str, Tensor] | None = None,
@@ -102,7 +101,6 @@ class StoredWeights:
         Args:
             module: Receives the tensors of its state dict, converted to its dtypes.
             device: The target device; tensors are copied one at a time.
-            optional: Names in the module that may be missing; their tensors stay uninitialised.
             ignored: Stored names, after ``rename``, that the module need not have.
             rename: Returns the name in the module for a stored name.
             expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
@@ -125,7 +123,7 @@ class StoredWeights:
         for name in ignored:
             forms.pop(name, None)
         tensors = module.state_dict() if expected is None else expected
-        check_tensors(forms, tensors, optional, advice=advice)
+        check_tensors(forms, tensors, advice=advice)
         module.to_empty(device=device)
         state = module.state_dict()
         with torch.no_grad():

@@ -19,13 +19,12 @@ from transformers.pytorch_utils import Conv1D
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
-from graphkit.models.folder_errors import model_error
 from graphkit.models.layout import output_head
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.stored_names import Target, targets
-from graphkit.models.stored_tensors import check_stored
+from graphkit.models.refusals import model_error
+from graphkit.models.stored_tensors import Target, check_stored, targets
 from graphkit.models.tensor_parallel import Part, RankSplit
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

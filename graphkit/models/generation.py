@@ -18,7 +18,7 @@ from graphkit.config import is_int
 from graphkit.engine import SamplingParams
 from graphkit.engine.step.sampling_params import MAX_BIASED_IDS
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.folder_errors import one_line
+from graphkit.models.refusals import one_line
 
 logger = logging.getLogger(__name__)
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")

@@ -14,27 +14,14 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
 from graphkit.models.folder import StoredWeights
 from graphkit.models.layout import AttentionLayer, ModelLayout
-from graphkit.models.stored_names import targets
+from graphkit.models.stored_tensors import scale_place, targets
 from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
-_SCALE = re.compile(
-    r"(?P<path>.+?)(\.attn)?(\.(k|v|kv|qkv|qkqkv)_proj)?\.(?P<kind>k|v|kv)(_cache)?_scale$"
-    r"|(?P<module>.+?)\.(?P<output>k|v)_proj\.output_scale$"
-)
-"""Names of compressed-tensors, ModelOpt, Quark and AutoFP8, and those of vLLM."""
 _BLOCK = re.compile(r".+?\.\d+(?=\.|$)")
 
 KVScales = dict[str, dict[str, tuple[float, ...]]]
 """Scales of all heads, or of each, by the name of the attention and then by ``k`` and ``v``."""
-
-
-def scale_place(name: str) -> tuple[str, str] | None:
-    """Return the attention of a stored scale, and ``k``, ``v`` or ``kv``; ``None`` for others."""
-    match = _SCALE.fullmatch(name)
-    if match is None:
-        return None
-    return match["path"] or match["module"], match["kind"] or match["output"]
 
 
 def read_kv_scales(

@@ -11,7 +11,7 @@ from torch import nn
 from graphkit.errors import ConfigError
 from graphkit.models.folder_weights import StoredRows
 from graphkit.models.model import TransformersModel
-from graphkit.models.wrapper.assertion import check_wrapper
+from graphkit.models.wrapper.comparison import check_wrapper
 from graphkit.models.wrapper.requests import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
 

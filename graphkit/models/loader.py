@@ -21,9 +21,8 @@ from graphkit.graphs import resolve_device
 from graphkit.models.config_keys import check_keys
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
 from graphkit.models.folder import StoredWeights, read_quantized_config
-from graphkit.models.folder_errors import model_error
 from graphkit.models.folder_weights import StoredRows, load_weights
-from graphkit.models.fusion.agreement import deciding_by
+from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.generation import generation_defaults
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
@@ -31,7 +30,6 @@ from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
 from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_loaded
 from graphkit.models.model import TransformersModel
-from graphkit.models.passed_model import check_model, check_type
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import (
     QuantizedLinear,
@@ -40,6 +38,7 @@ from graphkit.models.quantization import (
     stored_layout,
 )
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.models.refusals import check_model, check_type, model_error
 from graphkit.models.stored_tensors import check_stored
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_reads import dequantize_read_weights

@@ -156,7 +156,7 @@ class TransformersModel(DraftedModel):
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
         return SpeculativeEngine(
-            self.engine_model(requests, spec, kv_dtype, slots, attention),
+            self.engine_model(requests, spec, kv_dtype=kv_dtype, slots=slots, attention=attention),
             self.drafter(requests, spec, slots, attention),
             spec=spec,
             sizes=self.sizes(max_batch_size, max_context_len, spec),
@@ -198,7 +198,7 @@ class TransformersModel(DraftedModel):
         columns = -(-max_context_len // page_size) * page_size
         slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
         requests.req_to_token[1:] = slots.view(max_batch_size, columns)[:, :max_context_len]
-        model = self.engine_model(requests, spec, kv_dtype, attention=attention)
+        model = self.engine_model(requests, spec, kv_dtype=kv_dtype, attention=attention)
         draft, states = self._draft_of(spec), model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
         forwards = dict.fromkeys(modes, model.forward)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from graphkit.engine.attention import AbsorbedProjections
 from graphkit.errors import ConfigError, GraphkitError
 from graphkit.models.cache import CacheUse
-from graphkit.models.fusion.agreement import agree
+from graphkit.models.fusion.observation import agree
 from graphkit.models.layout import (
     AttentionLayer,
     IndexLayer,

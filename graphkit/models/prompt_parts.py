@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from graphkit.engine.kv.recurrent import States
-from graphkit.engine.step.device_copies import to_device
+from graphkit.graphs.devices import to_device
 
 Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]
 """Runs a mixer from the states before nodes over their rows, [G, N, H]: states after, outputs."""

@@ -15,7 +15,6 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
-from graphkit.models.folder_errors import one_line
 from graphkit.models.heads.config import TYPES, layer_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
@@ -24,6 +23,7 @@ from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import output_head
 from graphkit.models.loader import load
 from graphkit.models.model import TransformersModel
+from graphkit.models.refusals import one_line
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.ops.argument_rules import check_dtype
 

@@ -1,20 +1,74 @@
-"""The account of a loaded folder: each stored tensor is used, without effect, or refused."""
+"""Where stored tensors go, and the account of a folder: each is used, without effect, or refused.
+
+transformers renames stored tensors, and merges or splits some, when it loads a folder. Checked with
+5.17 to 5.24.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 
 from graphkit.errors import CheckpointError
 from graphkit.models.folder import StoredWeights, read_config
-from graphkit.models.kv_scales import scale_place
-from graphkit.models.stored_names import targets
 from graphkit.models.weight_files import abbreviate
+
+
+class Target(NamedTuple):
+    """Where a stored tensor goes.
+
+    Attributes:
+        name: Name in the state dict of the model; the first one if the tensor is split. The model
+            may not have it.
+        is_converted: Whether it is merged with others, split or transposed.
+        is_stacked: Whether that is the stacking of matrices of experts, which may lie side by side
+            in their first dimension before. The parameter then has one dimension more in front.
+    """
+
+    name: str
+    is_converted: bool
+    is_stacked: bool
+
+
+def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
+    """Return where transformers puts stored tensors, by stored name.
+
+    Args:
+        model: The model, which may be on the meta device.
+        names: Names of the stored tensors.
+    """
+    mapping, state = get_model_conversion_mapping(model), model.state_dict()
+    renamings = [step for step in mapping if isinstance(step, WeightRenaming)]
+    converters = [step for step in mapping if isinstance(step, WeightConverter)]
+    stacks = {
+        pattern
+        for converter in converters
+        for pattern in converter.source_patterns
+        if any(isinstance(step, MergeModulelist) for step in converter.operations)
+        and all(isinstance(step, MergeModulelist | Concatenate) for step in converter.operations)
+    }
+    placed = {}
+    for name in names:
+        prefix = model.base_model_prefix
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], prefix, state)
+        placed[name] = Target(target, pattern is not None, pattern in stacks)
+    return placed
+
 
 logger = logging.getLogger(__name__)
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
@@ -33,6 +87,11 @@ _ACTIVATIONS = re.compile(
     r"|[qp]_scale|prob_scale)$"
 )
 """Tensors of quantised layers for activations of fewer bits, which graphkit does not round."""
+_SCALE = re.compile(
+    r"(?P<path>.+?)(\.attn)?(\.(k|v|kv|qkv|qkqkv)_proj)?\.(?P<kind>k|v|kv)(_cache)?_scale$"
+    r"|(?P<module>.+?)\.(?P<output>k|v)_proj\.output_scale$"
+)
+"""Names of compressed-tensors, ModelOpt, Quark and AutoFP8, and those of vLLM."""
 _ZERO_BY_DEFAULT = ("bias", "zero_point")
 """Ends of names of tensors that change nothing if they are zero."""
 
@@ -109,6 +168,14 @@ def check_stored(
     ignored = [name for name in ignored if scale_place(name) is None]
     if ignored:
         logger.info("%s has %s, which the text does not depend on.", folder, abbreviate(ignored))
+
+
+def scale_place(name: str) -> tuple[str, str] | None:
+    """Return the attention of a stored scale, and ``k``, ``v`` or ``kv``; ``None`` for others."""
+    match = _SCALE.fullmatch(name)
+    if match is None:
+        return None
+    return match["path"] or match["module"], match["kind"] or match["output"]
 
 
 def is_of_rounding(name: str) -> bool:

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from graphkit.engine import SamplingParams
 from graphkit.errors import CheckpointError, InputError
-from graphkit.models.folder_errors import load_error, one_line
 from graphkit.models.generation import folder_defaults
+from graphkit.models.refusals import load_error, one_line
 
 
 def load_tokenizer(

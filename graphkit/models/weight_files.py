@@ -74,7 +74,6 @@ def stored_tensors(file: Path) -> dict[str, Form]:
 def check_tensors(
     forms: Mapping[str, Form],
     expected: Mapping[str, Tensor],
-    optional: frozenset[str],
     *,
     advice: str = ADVICE,
 ) -> None:
@@ -83,14 +82,13 @@ def check_tensors(
     Args:
         forms: Shape and dtype of the stored tensors, by name.
         expected: Tensors of the model, by name.
-        optional: Names of the model that may be missing.
         advice: What to do about a tensor that the model does not have, for the error.
 
     Raises:
-        CheckpointError: A tensor is missing and not optional, is unexpected, or has the wrong shape
+        CheckpointError: A tensor is missing, is unexpected, or has the wrong shape
             or kind of dtype.
     """
-    if missing := sorted(expected.keys() - forms.keys() - optional):
+    if missing := sorted(expected.keys() - forms.keys()):
         raise CheckpointError(
             f"the checkpoint has no {abbreviate(missing)}, which its config.json requires. "
             "Download all weights, or correct config.json."

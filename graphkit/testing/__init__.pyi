@@ -4,4 +4,4 @@ from graphkit.audit.kit.equivalence import (
     assert_target_equivalent as assert_target_equivalent,
 )
 from graphkit.audit.kit.strategies import batches as batches, target_batches as target_batches
-from graphkit.models.wrapper.assertion import check_wrapper as check_wrapper
+from graphkit.models.wrapper.comparison import check_wrapper as check_wrapper

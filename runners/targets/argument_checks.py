@@ -13,8 +13,8 @@ from graphkit.buffers import AttentionBackend
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError, short_repr
 from graphkit.runners import RUNNERS
+from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.recurrent_states import RecurrentStates
 from graphkit.spec import ForwardMode, SpecConfig
 
 _Types = type | tuple[type, ...]

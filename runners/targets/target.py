@@ -15,8 +15,8 @@ from graphkit.errors import TargetError, short_repr
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
+from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.recurrent_states import RecurrentStates
 from graphkit.runners.targets.argument_checks import check_arguments, has_runner
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -23,7 +23,7 @@ from graphkit.audit.live_tensors import _storages
 from graphkit.engine.attention import TritonAttention
 from graphkit.errors import TargetError
 from graphkit.models.fusion import linears
-from graphkit.models.fusion.products import DeferredProduct
+from graphkit.models.fusion.norms import DeferredProduct
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
 from graphkit.models.running import SelectedKeys, attending
 from small_models import small_model

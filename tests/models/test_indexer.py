@@ -14,7 +14,8 @@ import graphkit as gk
 from graphkit import models
 from graphkit.audit.kit.attention_batch import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.models.heads.mtp import MtpForward
+from graphkit.models.heads.draft_model import MtpDraft
+from graphkit.models.prepare import PooledIndexer
 from mtp_folders import save_with_mtp
 from small_models import DELTA, WINDOW, small_model
 
@@ -56,14 +57,14 @@ def test_a_selection_may_differ_by_rounding(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_wrong_selection_is_refused(monkeypatch, dtype):
-    select = models.indexer.PooledIndexer.__call__
+    select = PooledIndexer.__call__
 
     def earliest(*args, **kwargs):
         positions = select(*args, **kwargs).positions
         number = positions.shape[1] - 1 - torch.arange(positions.shape[1])
         return models.running.SelectedKeys(torch.where(positions >= 0, number, -1))
 
-    monkeypatch.setattr(models.indexer.PooledIndexer, "__call__", earliest)
+    monkeypatch.setattr(PooledIndexer, "__call__", earliest)
     with pytest.raises(ConfigError, match="other logits through graphkit"):
         models.load(small_model("deepseek_v32"), device="cpu", dtype=dtype)
 
@@ -146,7 +147,7 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
         expected = decoder(
             inputs_embeds=merged[None], position_ids=inputs.positions[None], use_cache=False
         )
-        output = MtpForward(head, number, attention)(inputs)
+        output = MtpDraft(head).layer_forward(number, attention)(inputs)
         torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
     pools = attention.kv_pool.tensors().items()
     assert [bool(keys.any()) for name, keys in pools if "index_k" in name] == [True, True]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.quantization import QuantizedLinear
-from graphkit.models.stored_names import targets
+from graphkit.models.stored_tensors import targets
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
 from small_models import IS_OLD, KINDS, small_model

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from graphkit.models.stored_names import targets
+from graphkit.models.stored_tensors import targets
 from small_models import small_model
 
 SIZES = {

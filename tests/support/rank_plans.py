@@ -24,7 +24,7 @@ from graphkit import models
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
-from graphkit.models.rank_hooks import GatheredColumns
+from graphkit.models.tensor_parallel import GatheredColumns
 from mtp_folders import save_with_mtp
 from quantized_folders import write_quantized
 from rank_commands import own_store, run
@@ -251,9 +251,9 @@ def keep_replacements_on_all_ranks():
     model.model.layers[0].input_layernorm.weight.data.fill_(1.0 + group.rank)
     with pytest.MonkeyPatch.context() as patch:
         if group.rank:
-            from graphkit.models.fusion import agreement
+            from graphkit.models.fusion import observation
 
-            patch.setattr(agreement, "_equal", lambda *_: False)
+            patch.setattr(observation, "_equal", lambda *_: False)
         split = models.load(model, device=rank_device(), group=group, check=False)
     gathered = [None] * group.size
     dist.all_gather_object(gathered, sorted(split.layout.replaced))

@@ -15,7 +15,7 @@ from graphkit.audit.kit.properties import CapturedMode, properties_of
 from graphkit.audit.locate_target import locate
 from graphkit.errors import GraphkitError
 from graphkit.graphs import SizeTable, resolve_device
-from graphkit.models.wrapper.assertion import check_wrapper
+from graphkit.models.wrapper.comparison import check_wrapper
 from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode

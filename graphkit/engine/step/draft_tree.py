@@ -12,8 +12,8 @@ from typing import Self
 import torch
 
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.device_copies import to_device
 from graphkit.graphs import scope
+from graphkit.graphs.devices import to_device
 from graphkit.ops import build_tree
 from graphkit.spec import SpecConfig
 

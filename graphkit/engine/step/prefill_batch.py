@@ -14,7 +14,7 @@ import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.device_copies import to_device
+from graphkit.graphs.devices import to_device
 from graphkit.ops.packed import read
 
 

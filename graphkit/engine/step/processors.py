@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from graphkit.engine.step.device_copies import copied_to, to_device
 from graphkit.engine.step.sampling_params import MAX_BIASED_IDS, SamplingParams
+from graphkit.graphs.devices import copied_to, to_device
 from graphkit.ops.processors import Kind, process_logits
 
 _MAX_INT = 2**31 - 1

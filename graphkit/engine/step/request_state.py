@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.processors import LogitsProcessors, kind_of, least_length
 from graphkit.engine.step.sampling_params import MAX_STOP_IDS, SamplingParams
 from graphkit.errors import InputError, short_repr
+from graphkit.graphs.devices import to_device
 from graphkit.ops.step_state import begin_step, finish_step
 
 _INT = {int}

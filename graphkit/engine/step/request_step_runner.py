@@ -13,7 +13,6 @@ from graphkit.config import require_int
 from graphkit.distributed import RankGroup
 from graphkit.engine.step.admission import Admission
 from graphkit.engine.step.context import StepOptions
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.request_checks import RequestChecks
 from graphkit.engine.step.request_state import Prefill, RequestState
 from graphkit.engine.step.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from graphkit.engine.step.slot_checks import SlotChecks
 from graphkit.engine.step.spec_step import SpecStep, SpecStepInputs, SpecStepOutput, StepVariant
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import scope
+from graphkit.graphs.devices import to_device
 from graphkit.runners import StepRunner
 
 ResultT = TypeVar("ResultT")

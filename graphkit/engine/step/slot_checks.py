@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from graphkit.engine.step.device_copies import to_device
 from graphkit.engine.step.request_state import RequestState
 from graphkit.errors import InputError
+from graphkit.graphs.devices import to_device
 
 _TAG = 1 << 31
 """Factor of the columns in words that also have the number of an admission."""

@@ -16,10 +16,9 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from graphkit.engine.attention import ProjectedHeads
-from graphkit.models.fusion.agreement import agree, random_rows
 from graphkit.models.fusion.linears import MergedLinears
 from graphkit.models.fusion.norms import Norm
-from graphkit.models.fusion.observation import ModuleCall, run_at
+from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, run_at
 from graphkit.models.quantization import QuantizedLinear
 from graphkit.models.running import AttendProjected, AttentionCall, running_forward
 

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from graphkit.models.fusion.agreement import agree, random_rows
-from graphkit.models.fusion.observation import ModuleCall
+from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, merge_quantized
 from graphkit.models.quantization.linear import project_quantized
 from graphkit.models.quantization.weight import join_rows
-from graphkit.models.rank_hooks import gathers_columns
 from graphkit.models.running import running_products
+from graphkit.models.tensor_parallel import gathers_columns
 from graphkit.ops.linear import project
 
 _PAGEOUT = 21

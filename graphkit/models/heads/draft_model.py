@@ -1,14 +1,25 @@
-"""Draft models of a transformers model: what engines and targets of it make of them."""
+"""Draft models: their forwards, and what engines and targets of a model make of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.buffers import (
+    DraftContextInputs,
+    DraftExtendInputs,
+    DraftInputs,
+    Inputs,
+    MultiLayerDraftExtendInputs,
+    TargetVerifyInputs,
+)
 from graphkit.engine import (
     DFlashDrafter,
     Drafter,
@@ -19,19 +30,56 @@ from graphkit.engine import (
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
-from graphkit.models.forward import TransformersForward
+from graphkit.models.forward import TransformersForward, batch_forward
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.forwards import DFlashForward, EagleForward
-from graphkit.models.heads.mtp import MtpForward, MtpHead
+from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.layout import ModelLayout
 from graphkit.models.pools import LayerGroupAttention
-from graphkit.runners import ForwardOutput
+from graphkit.models.residual import DeferredSums
+from graphkit.ops.rows import gather_rows
+from graphkit.runners import DraftContextOutput, ForwardOutput
+from graphkit.runners.outputs import Output
 from graphkit.spec import ForwardMode, SpecConfig
 
 _CHAIN = "MULTI_LAYER_EAGLE"
 """EAGLE with one draft layer per step."""
+
+
+class HeadForward:
+    """A draft head over pools, as runners call it. It can be captured.
+
+    Args:
+        compute: Computes the output of a batch from this object and the inputs.
+        attention: The backend that stores the keys and values of the layers.
+        numbers: Index among these layers of each module that attends.
+        norm_sizes: Widths of sums that norms add up; see ``DeferredSums``.
+        first_indexer: Index of the first indexer that the forward reaches.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[HeadForward, Any], Output],
+        attention: LayerGroupAttention,
+        numbers: Mapping[nn.Module, Sequence[int]],
+        norm_sizes: Collection[int],
+        first_indexer: int = 0,
+    ) -> None:
+        self.attention, self._compute = attention, compute
+        self._numbers, self._norm_sizes, self._first = numbers, norm_sizes, first_indexer
+
+    def __call__(self, inputs: Any) -> Output:
+        """Return the output of a batch."""
+        return self._compute(self, inputs)
+
+    @contextmanager
+    def running(self, inputs: Inputs) -> Iterator[None]:
+        """Let the head attend to the KV pools of a batch in a block."""
+        batch = batch_forward(self.attention, self._numbers, inputs, first_indexer=self._first)
+        with batch.running(), DeferredSums(self._norm_sizes):
+            yield
 
 
 class DraftModel(ABC):
@@ -64,6 +112,7 @@ class DraftModel(ABC):
         self,
         requests: ReqToTokenPool,
         spec: SpecConfig,
+        *,
         slots: int | None = None,
         attention: type[PagedAttention] | None = None,
     ) -> EngineModel:
@@ -82,15 +131,26 @@ class DraftModel(ABC):
             requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
             slots, attention,
         )  # fmt: skip
-        return EngineModel(self._forward(spec, backend), backend, draft_token_map=self.token_map)
+        forward = self._forward(backend, spec.longest.num_steps)
+        return EngineModel(forward, backend, draft_token_map=self.token_map)
 
     def drafter(self, model: EngineModel) -> Drafter:
         """Return the drafter of an engine; ``model`` is what ``engine_model`` returned."""
         return EagleDrafter(model)
 
     @abstractmethod
-    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
-        """Return the forward over pools, or those of a chain."""
+    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:
+        """Return the forward over pools, or those of a chain of so many steps."""
+
+
+def _over_pools(
+    head: DraftHead,
+    layout: ModelLayout,
+    attention: LayerGroupAttention,
+    compute: Callable[[HeadForward, Any], Output],
+) -> HeadForward:
+    numbers = {head.get_submodule(layer.name): (i,) for i, layer in enumerate(layout.attention)}
+    return HeadForward(compute, attention, numbers, layout.norm_sizes)
 
 
 class HeadDraft(DraftModel):
@@ -109,9 +169,19 @@ class HeadDraft(DraftModel):
             self.algorithm, self.aux_layers = "EAGLE3", head.aux_layers
             self.token_map = head.token_map()
 
-    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
-        del spec
-        return EagleForward(self._head, attention)
+    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
+        return _over_pools(self._head, self.layout, attention, self._run)
+
+    def _run(self, pooled: HeadForward, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
+        """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
+        head, rows = self._head, (inputs.input_ids, inputs.hidden_states, inputs.positions)
+        with pooled.running(inputs):
+            if isinstance(head, Eagle3Head) and not _is_packed(inputs):
+                logits, hidden = head(*rows, with_logits=True)
+            else:
+                hidden = _last_rows(inputs, head(*rows))
+                logits = head.logits(hidden)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
 
 class DFlashDraft(DraftModel):
@@ -135,9 +205,22 @@ class DFlashDraft(DraftModel):
         head = self._head
         return DFlashDrafter(model, block_size=head.block_size, mask_token_id=head.mask_token_id)
 
-    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
-        del spec
-        return DFlashForward(self._head, attention)
+    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
+        return _over_pools(self._head, self.layout, attention, self._run)
+
+    def _run(
+        self, pooled: HeadForward, inputs: TargetVerifyInputs | DraftContextInputs
+    ) -> ForwardOutput | DraftContextOutput:
+        """Return logits of every row of a block, or store the keys and values of a context."""
+        head = self._head
+        if isinstance(inputs, DraftContextInputs):
+            context = head.encoder(inputs.hidden_states)
+            for layer, (key, value) in enumerate(head.context_heads(context, inputs.positions)):
+                pooled.attention.store(layer, key, value, inputs.out_cache_loc)
+            return DraftContextOutput(hidden_states=context)
+        with pooled.running(inputs):
+            hidden = head(inputs.input_ids, inputs.positions)
+        return ForwardOutput(next_token_logits=head.logits(hidden))
 
 
 class StandaloneDraft(DraftModel):
@@ -164,8 +247,7 @@ class StandaloneDraft(DraftModel):
         self.module, self._model = model, model
         self.layout, self.dtype = layout, model.dtype
 
-    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
-        del spec
+    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
         run = TransformersForward(self._model, self.layout, attention)
 
         def forward(inputs: Any) -> ForwardOutput:
@@ -196,10 +278,10 @@ class MtpDraft(DraftModel):
         """See ``DraftModel.drafter``."""
         return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
 
-    def _forward(self, spec: SpecConfig, attention: LayerGroupAttention) -> Any:
-        layers, num_steps = len(self._head.chain), spec.longest.num_steps
+    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:
+        layers = len(self._head.chain)
         if self.algorithm != _CHAIN:
-            return MtpForward(self._head, 0, attention)
+            return self.layer_forward(0, attention)
         if num_steps > layers:
             raise ConfigError(
                 f"num_steps is {num_steps}, but the folder has {layers} MTP layers, one per step. "
@@ -207,4 +289,34 @@ class MtpDraft(DraftModel):
                 "algorithm EAGLE, which drafts with the first layer alone.",
                 field="num_steps",
             )
-        return [MtpForward(self._head, layer, attention) for layer in range(num_steps)]
+        return [self.layer_forward(layer, attention) for layer in range(num_steps)]
+
+    def layer_forward(self, layer: int, attention: LayerGroupAttention) -> HeadForward:
+        """Return the forward of one layer over pools of all layers."""
+        chain = self._head.chain
+        return HeadForward(
+            partial(self._run, layer),
+            attention,
+            {each.attention_module: (i,) for i, each in enumerate(chain)},
+            chain[layer].layout.norm_sizes,
+            sum(len(each.layout.indexers) for each in chain[:layer]),
+        )
+
+    def _run(self, layer: int, pooled: HeadForward, inputs: Any) -> ForwardOutput:
+        """Return logits and hidden states of the rows that the mode needs."""
+        with pooled.running(inputs):
+            hidden = self._head(layer, inputs.input_ids, inputs.hidden_states, inputs.positions)
+        is_chain = isinstance(inputs, MultiLayerDraftExtendInputs)
+        rows = gather_rows(hidden, inputs.last_rows()) if is_chain else _last_rows(inputs, hidden)
+        logits = self._head.logits(rows)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
+
+
+def _is_packed(inputs: Inputs) -> TypeGuard[DraftExtendInputs]:
+    """Return whether the mode needs the logits of each request's last row alone."""
+    return isinstance(inputs, DraftExtendInputs) and inputs.width is not None
+
+
+def _last_rows(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the rows whose logits the mode needs, so that the output head runs on no others."""
+    return gather_rows(hidden, inputs.last_rows()) if _is_packed(inputs) else hidden

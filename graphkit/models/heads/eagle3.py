@@ -17,9 +17,8 @@ from transformers import PreTrainedConfig
 
 from graphkit.errors import ConfigError
 from graphkit.models.heads.eagle import check_one_layer
-from graphkit.models.heads.inputs import join_inputs
 from graphkit.models.heads.layers import DraftHead
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.sources import HeadSources, join_inputs
 from graphkit.models.quantization import Linear
 
 

@@ -14,13 +14,12 @@ from transformers import PreTrainedConfig
 from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
-from graphkit.models.heads import dflash_layout, eagle3_layout, eagle_layout
-from graphkit.models.heads.config import config_entries
+from graphkit.models.heads import layouts
+from graphkit.models.heads.config import config_entries, head_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import DraftHead
-from graphkit.models.heads.settings import head_config
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.stored_tensors import is_of_rounding
@@ -32,7 +31,7 @@ _FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
     EagleHead: "LlamaForCausalLMEagle",
     Eagle3Head: "LlamaForCausalLMEagle3",
-    DFlashHead: dflash_layout.ARCHITECTURE,
+    DFlashHead: layouts.ARCHITECTURE,
 }
 
 
@@ -47,7 +46,7 @@ def head_algorithm(folder: str | Path) -> str:
         ConfigError: The folder is neither a string nor a path.
     """
     folder = as_folder("head_algorithm", folder)
-    if dflash_layout.is_dflash(read_config(folder)):
+    if layouts.is_dflash(read_config(folder)):
         return "DFLASH"
     try:
         names = plain_tensors(folder).forms
@@ -57,9 +56,9 @@ def head_algorithm(folder: str | Path) -> str:
         ".layers.0." in n for n in names
     ):
         return "MTP"
-    if "fc.weight" not in map(eagle_layout.canonical_name, names):
+    if "fc.weight" not in map(layouts.eagle_name, names):
         return "STANDALONE"
-    return "EAGLE3" if eagle3_layout.is_eagle3(names) else "EAGLE"
+    return "EAGLE3" if layouts.is_eagle3(names) else "EAGLE"
 
 
 def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
@@ -68,7 +67,7 @@ def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
     Args:
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
             ``model.safetensors`` or ``pytorch_model.bin``, in the layout of the authors or of
-            Speculators; see ``eagle_layout``.
+            Speculators; see ``layouts``.
         target: The model that the head was trained for. The head uses its output head and its
             embedding unless the folder contains them. Ranks that split it split the head too.
 
@@ -82,28 +81,28 @@ def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
     """
     folder = as_folder("load_eagle_head", folder)
     data, stored = read_config(folder), plain_tensors(folder)
-    if eagle3_layout.is_eagle3(stored.forms):
+    if layouts.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
             "EAGLE3, or load_eagle3_head."
         )
-    config = head_config(eagle_layout.layer_config(data))
-    names = set(map(eagle_layout.canonical_name, stored.forms))
+    config = head_config(layouts.eagle_layer_config(data))
+    names = set(map(layouts.eagle_name, stored.forms))
     build = partial(
         EagleHead,
         target=target,
-        fc_bias=_FC_BIAS in names or eagle3_layout.flag(data, "fusion_bias"),
+        fc_bias=_FC_BIAS in names or layouts.flag(data, "fusion_bias"),
         has_embedding=_EMBEDDING in names,
         has_head=_HEAD in names,
     )
-    return _load(build, config, stored, target, rename=eagle_layout.canonical_name)
+    return _load(build, config, stored, target, rename=layouts.eagle_name)
 
 
 def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
     """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
 
     The folder has the layout of the authors and SpecForge, or that of Speculators; see
-    ``eagle3_layout``. ``draft_vocab_size`` in ``config.json`` is the size of the head's own
+    ``layouts``. ``draft_vocab_size`` in ``config.json`` is the size of the head's own
     vocabulary.
 
     Raises:
@@ -112,14 +111,14 @@ def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
     """
     folder = as_folder("load_eagle3_head", folder)
     file, stored = read_config(folder), plain_tensors(folder)
-    if not eagle3_layout.is_eagle3(stored.forms):
+    if not layouts.is_eagle3(stored.forms):
         raise CheckpointError(
             f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
             "EAGLE for an EAGLE head."
         )
-    data = eagle3_layout.settings(file)
-    config = head_config(eagle_layout.nested_layer(data))
-    names = {eagle3_layout.canonical_name(name) for name in stored.forms}
+    data = layouts.eagle3_settings(file)
+    config = head_config(layouts.nested_layer(data))
+    names = {layouts.eagle3_name(name) for name in stored.forms}
     vocab_size = data.get("draft_vocab_size")
     vocab_size = config.vocab_size if vocab_size is None else vocab_size
     if not is_int(vocab_size) or vocab_size < 1:
@@ -131,24 +130,22 @@ def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
     build = partial(
         Eagle3Head,
         target=target,
-        aux_layers=eagle3_layout.aux_layers(file),
+        aux_layers=layouts.aux_layers(file),
         draft_vocab_size=vocab_size if is_mapped else None,
         fc_bias=_FC_BIAS in names,
         has_embedding=_EMBEDDING in names,
         has_head=is_mapped or _HEAD in names,
-        norm_before_residual=eagle3_layout.flag(data, "norm_before_residual"),
+        norm_before_residual=layouts.flag(data, "norm_before_residual"),
     )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})
-    return _load(
-        build, config, stored, target, ignored=ignored, rename=eagle3_layout.canonical_name
-    )
+    return _load(build, config, stored, target, ignored=ignored, rename=layouts.eagle3_name)
 
 
 def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
     """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
 
-    The folder has the layout of transformers or that of the authors; see ``dflash_layout``.
+    The folder has the layout of transformers or that of the authors; see ``layouts``.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
@@ -156,14 +153,14 @@ def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
     """
     folder = as_folder("load_dflash_head", folder)
     data = read_config(folder)
-    if not dflash_layout.is_dflash(data):
+    if not layouts.is_dflash(data):
         raise CheckpointError(
             f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
             "algorithm EAGLE or EAGLE3 for another head."
         )
-    config = head_config(dflash_layout.layer_config(data, target))
-    build = partial(DFlashHead, target=target, **dflash_layout.draft_settings(data))
-    return _load(build, config, plain_tensors(folder), target, rename=dflash_layout.canonical_name)
+    config = head_config(layouts.dflash_layer_config(data, target))
+    build = partial(DFlashHead, target=target, **layouts.dflash_settings(data))
+    return _load(build, config, plain_tensors(folder), target, rename=layouts.dflash_name)
 
 
 def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Path) -> None:
@@ -178,9 +175,9 @@ def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Pat
     require_type("save_draft_head", "head", head, tuple(_ARCHITECTURES), "a draft head")
     config = config_entries(head.config) | {"architectures": [_ARCHITECTURES[type(head)]]}
     if isinstance(head, Eagle3Head):
-        config |= eagle3_layout.config_entries(head)
+        config |= layouts.eagle3_entries(head)
     if isinstance(head, DFlashHead):
-        config |= dflash_layout.config_entries(head)
+        config |= layouts.dflash_entries(head)
     write_folder(folder, config, head.state_dict())
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
-from graphkit.models.fusion.agreement import deciding_by
+from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import (
     DFlashDraft,
@@ -33,8 +33,8 @@ from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.model import TransformersModel
-from graphkit.models.passed_model import check_type
 from graphkit.models.quantization import quantize_linears
+from graphkit.models.refusals import check_type
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),

@@ -11,15 +11,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.buffers import DraftExtendInputs, MultiLayerDraftExtendInputs
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.forward import batch_forward
 from graphkit.models.layout import (
     AttentionLayer,
     ModelLayout,
@@ -28,16 +25,12 @@ from graphkit.models.layout import (
     output_head,
 )
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
-from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import quantize_linears, restore_linears
-from graphkit.models.residual import DeferredSums
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors
 from graphkit.models.weight_reads import dequantize_read_weights
-from graphkit.ops.rows import gather_rows
-from graphkit.runners import ForwardOutput
 
 _BEHIND = {
     "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm",
@@ -206,36 +199,6 @@ class MtpHead(nn.Module):
         return out
 
 
-class MtpForward:
-    """One MTP layer in the modes of a draft head, or in MULTI_LAYER_EAGLE.
-
-    Args:
-        head: The layers.
-        layer: Index of the layer.
-        attention: Attention over KV pools of all layers.
-    """
-
-    def __init__(self, head: MtpHead, layer: int, attention: LayerGroupAttention) -> None:
-        self._head, self._layer, self._attention = head, layer, attention
-        self._numbers = {each.attention_module: (i,) for i, each in enumerate(head.chain)}
-        self._first_indexer = sum(len(each.layout.indexers) for each in head.chain[:layer])
-
-    def __call__(self, inputs: Any) -> ForwardOutput:
-        """Return logits and hidden states of the rows that the mode needs."""
-        batch = batch_forward(
-            self._attention, self._numbers, inputs, first_indexer=self._first_indexer
-        )
-        with batch.running(), DeferredSums(self._head.chain[self._layer].layout.norm_sizes):
-            hidden = self._head(
-                self._layer, inputs.input_ids, inputs.hidden_states, inputs.positions
-            )
-        is_chain = isinstance(inputs, MultiLayerDraftExtendInputs)
-        is_packed = isinstance(inputs, DraftExtendInputs) and inputs.width is not None
-        rows = gather_rows(hidden, inputs.last_rows()) if is_chain or is_packed else hidden
-        logits = self._head.logits(rows)
-        return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
-
-
 def load_mtp(
     target: PreTrainedModel,
     layout: ModelLayout,
@@ -305,7 +268,7 @@ def _loaded(
         if name in forms:
             forms[name] = part.sizes(forms[name][0]), forms[name][1]
     try:
-        check_tensors(forms, places, frozenset())
+        check_tensors(forms, places)
     except CheckpointError as error:
         raise CheckpointError(
             f"the MTP layers in the folder do not fit {type(target).__name__}: {error}"

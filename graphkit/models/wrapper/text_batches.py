@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.runners.outputs import Output
-from graphkit.runners.recurrent_states import RecurrentStates
 from graphkit.runners.sample_rows import Numbers, tree_masks
 from graphkit.spec import ForwardMode
 

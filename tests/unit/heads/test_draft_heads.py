@@ -12,7 +12,7 @@ from transformers import Qwen2Config
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
-from graphkit.models.heads import inputs as head_inputs
+from graphkit.models.heads import sources as head_sources
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 
@@ -185,13 +185,13 @@ def test_attend_gets_the_layer_number(eagle, eagle3, rows):
 @pytest.fixture
 def joined(monkeypatch):
     """The ids of each call of the op that joins the inputs of a head."""
-    calls, op = [], head_inputs.embed_and_join
+    calls, op = [], head_sources.embed_and_join
 
     def call(ids, *others):
         calls.append(ids)
         return op(ids, *others)
 
-    monkeypatch.setattr(head_inputs, "embed_and_join", call)
+    monkeypatch.setattr(head_sources, "embed_and_join", call)
     return calls
 
 
@@ -249,7 +249,7 @@ def test_other_embeddings_run_as_modules(kind, rows, joined):
     elif kind == "float64":
         embedding.double()
     ids, hidden, *_ = rows
-    got = head_inputs.join_inputs(embedding, ids, hidden)
+    got = head_sources.join_inputs(embedding, ids, hidden)
     assert len(joined) == (kind == "plain")
     assert torch.equal(got, torch.cat((embedding(ids), hidden), 1))
 

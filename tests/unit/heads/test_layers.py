@@ -8,7 +8,7 @@ import transformers as hf
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
-from graphkit.models.fusion.products import DeferredProduct
+from graphkit.models.fusion.norms import DeferredProduct
 from graphkit.models.heads.config import config_entries, layer_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead

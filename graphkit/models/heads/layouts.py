@@ -1,0 +1,271 @@
+"""Published layouts of draft heads: their configurations and the names of their tensors.
+
+EAGLE: the authors' heads have ``fc`` and ``layers.0``. Speculators has ``fusion_fc`` and
+``transformer``, and a nested ``transformer_layer_config``. Both have no input norm and no final
+norm.
+
+EAGLE-3: the authors' repository, SpecForge and SGLang have ``midlayer.*`` and, in ``eagle_config``,
+layers whose outputs the head reads. Speculators and vLLM have ``layers.0.*``, a nested
+``transformer_layer_config``, and layers whose inputs the head reads.
+
+DFLASH: transformers has ``encoder.*``, and the settings of drafts and of layers side by side. The
+authors' heads have ``fc`` and ``hidden_norm``, and a nested ``dflash_config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from graphkit.errors import CheckpointError, short_repr
+from graphkit.models.heads.config import as_object, check_settings
+from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.sources import HeadSources
+
+NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
+_EAGLE_NAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+_TYPES = {f"{name}DecoderLayer": name.lower() for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+_EAGLE_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "use_aux_hidden_state": (False,), "use_input_layernorm_in_first_layer": (False,),
+    "use_last_layernorm": (False,),
+}  # fmt: skip
+
+
+def eagle_name(name: str) -> str:
+    """Return the name in the authors' layout."""
+    name = name.removeprefix("model.")
+    for old, new in _EAGLE_NAMES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def eagle_layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the configuration of the decoder layer.
+
+    Raises:
+        CheckpointError: A setting is malformed, or changes what the head computes.
+    """
+    check_settings(data, {NESTED, _CLASS, "eagle_config"}, _EAGLE_ALLOWED)
+    check_settings(as_object(data, "eagle_config"), (), _EAGLE_ALLOWED, "eagle_config")
+    return nested_layer(data)
+
+
+def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the settings of the layer: those of Speculators' nested object, or all.
+
+    Raises:
+        CheckpointError: The object is malformed, or has settings that graphkit does not compute.
+    """
+    nested, kind = as_object(data, NESTED), data.get(_CLASS)
+    check_settings(nested, (), {}, NESTED)
+    if not nested:
+        return data
+    if kind is not None and kind not in _TYPES:
+        raise CheckpointError(
+            f"config.json of the draft head has {_CLASS} {short_repr(kind)}, but graphkit runs "
+            "only "
+            f"{', '.join(_TYPES)}. Use a head with one of these layers."
+        )
+    return {"model_type": _TYPES.get(str(kind), "llama"), **nested}
+
+
+_LAYER_IDS, _EAGLE_CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+_FLAGS = ("norm_before_residual", "use_aux_hidden_state")
+_EAGLE3_USED = (*_FLAGS, _LAYER_IDS, _EAGLE_CONFIG, "draft_vocab_size", NESTED)
+_EAGLE3_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "num_aux_hidden_states": (3,), "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+}  # fmt: skip
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Return whether tensors of these names are an EAGLE-3 head: it alone has a ``hidden_norm``."""
+    return any(".hidden_norm." in name for name in names)
+
+
+def eagle3_name(name: str) -> str:
+    """Return the name in the authors' layout."""
+    name = name.removeprefix("model.")
+    return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
+
+
+def eagle3_settings(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the eagle3_settings of a head, those of the nested ``eagle_config`` among them.
+
+    Raises:
+        CheckpointError: A setting is malformed, or changes what the head computes.
+    """
+    nested = as_object(data, _EAGLE_CONFIG)
+    check_settings(data, _EAGLE3_USED, _EAGLE3_ALLOWED)
+    check_settings(nested, _EAGLE3_USED, _EAGLE3_ALLOWED, _EAGLE_CONFIG)
+    for name in _FLAGS:
+        outer, inner = data.get(name), nested.get(name)
+        if None not in (outer, inner) and outer != inner:
+            raise CheckpointError(
+                f"config.json sets {name} to {short_repr(outer)}, and {_EAGLE_CONFIG} to "
+                f"{short_repr(inner)}. Correct one."
+            )
+    merged = {**data, **{name: value for name, value in nested.items() if value is not None}}
+    if merged.get("use_aux_hidden_state", True) is not True:
+        raise CheckpointError(
+            "config.json sets use_aux_hidden_state to false, but EAGLE-3 reads three target "
+            "layers. Use a head that does."
+        )
+    return merged
+
+
+def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
+    """Return the target layers whose inputs the head reads; ``None`` if the file has none.
+
+    Raises:
+        CheckpointError: They are not ints of at least 0, or there are none in the list.
+    """
+    inputs, is_output = data.get(_LAYER_IDS), False
+    if inputs is None:
+        inputs, is_output = as_object(data, _EAGLE_CONFIG).get(_LAYER_IDS), True
+    if inputs is None:
+        return None
+    if not isinstance(inputs, list) or not all(type(each) is int for each in inputs):
+        raise CheckpointError(
+            f"config.json: {_LAYER_IDS} must be a list of ints, got {short_repr(inputs)}. Correct "
+            "config.json."
+        )
+    if not inputs:
+        raise CheckpointError(
+            f"config.json: {_LAYER_IDS} is an empty list, which does not say what the head reads. "
+            "Name its three layers, or remove the key for the layers of published heads: 2, the "
+            "middle and the third to last."
+        )
+    return tuple(each + is_output for each in inputs)
+
+
+def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
+    """Return the entries of ``config.json`` that a head has beside those of its layer."""
+    return {
+        _LAYER_IDS: list(head.aux_layers),
+        "draft_vocab_size": head.config.vocab_size if head.d2t is None else len(head.d2t),
+        "norm_before_residual": head.midlayer.norm_before_residual,
+    }
+
+
+def flag(data: Mapping[str, object], key: str) -> bool:
+    """Return a boolean; absent or ``None`` is False.
+
+    Raises:
+        CheckpointError: The value is not a boolean.
+    """
+    value = data.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(
+            f"config.json: {key} must be true or false, got {short_repr(value)}. Correct "
+            "config.json."
+        )
+    return bool(value)
+
+
+MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
+_DFLASH_CONFIG = "dflash_config"
+_DFLASH_USED = ("block_size", "mask_token_id", "target_layer_ids", _DFLASH_CONFIG)
+_WINDOWS = ("swa_window_size", "sliding_window")
+"""Names of windows in the nested settings. Beside those, the second one is of layer_types."""
+_DFLASH_NAMES = {
+    "fc.weight": "encoder.fc.weight",
+    "hidden_norm.weight": "encoder.output_norm_enc.weight",
+}
+
+
+def is_dflash(data: Mapping[str, object]) -> bool:
+    """Return whether ``config.json`` describes a DFLASH head: it alone has blocks."""
+    return "block_size" in data or _DFLASH_CONFIG in data
+
+
+def dflash_name(name: str) -> str:
+    """Return the name in the layout of transformers."""
+    name = name.removeprefix("model.")
+    return _DFLASH_NAMES.get(name, name)
+
+
+def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapping[str, object]:
+    """Return the configuration of the layers, as that of a Qwen3 model.
+
+    Args:
+        data: ``config.json``.
+        target: Sizes of the target. Its vocabulary is that of a file without one.
+
+    Raises:
+        CheckpointError: A setting changes what the head computes, or the target has another depth.
+    """
+    if NESTED in data:
+        raise CheckpointError(
+            "config.json of the draft head is a DFLASH head in the layout of Speculators, which "
+            "graphkit does not read. Convert it to the layout of the authors or of transformers."
+        )
+    nested = as_object(data, _DFLASH_CONFIG)
+    for settings, where in ((data, "config.json"), (nested, _DFLASH_CONFIG)):
+        allowed: dict[str, tuple[object, ...]] = {"num_target_layers": (target.num_hidden_layers,)}
+        for name in _WINDOWS if settings is nested else _WINDOWS[:1]:
+            allowed[name] = (0, -1)
+        check_settings(settings, _DFLASH_USED, allowed, where)
+    merged = {**data, **nested}
+    kinds = merged.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise CheckpointError(
+            f"config.json: layer_types is {short_repr(kinds)}, but only full_attention is "
+            "supported. Use a "
+            "head without windows."
+        )
+    if not kinds and data.get("model_type") == MODEL_TYPE:  # the default of transformers
+        raise CheckpointError(
+            "config.json has no layer_types, so that all layers have a window, which is not "
+            "supported. Use a head without windows."
+        )
+    return {"vocab_size": target.vocab_size, **merged, "model_type": "qwen3"}
+
+
+def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
+    """Return ``target_layer_ids``, ``block_size`` and ``mask_token_id`` of a head.
+
+    Raises:
+        CheckpointError: One is missing or malformed.
+    """
+    found = {**data, **as_object(data, _DFLASH_CONFIG)}
+    layers = found.get("target_layer_ids")
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise CheckpointError(
+            f"config.json: target_layer_ids must be a list of ints, got {short_repr(layers)}. "
+            "Correct "
+            "config.json."
+        )
+    return {
+        "target_layer_ids": layers,
+        "block_size": _integer(found, "block_size"),
+        "mask_token_id": _integer(found, "mask_token_id"),
+    }
+
+
+def _integer(data: Mapping[str, object], name: str) -> int:
+    value = data.get(name)
+    if type(value) is not int:
+        raise CheckpointError(
+            f"config.json: {name} must be an int, got {short_repr(value)}. Correct config.json."
+        )
+    return value
+
+
+def dflash_entries(head: DFlashHead) -> dict[str, object]:
+    """Return the entries of ``config.json`` that a head has beside those of its layers."""
+    config = head.config
+    return {
+        "model_type": MODEL_TYPE,
+        "pad_token_id": None,  # the default of transformers is outside of small vocabularies
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.rope_parameters["rope_theta"],
+        },
+        "target_layer_ids": list(head.target_layer_ids),
+        "block_size": head.block_size,
+        "mask_token_id": head.mask_token_id,
+    }
