@@ -38,6 +38,7 @@ from graphkit.engine.step.request_checks import RequestChecks
 from graphkit.graphs import Backend, backend_for
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
+from graphkit.runners.capture_checks import host_objects
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import SpecConfig
 
@@ -155,7 +156,7 @@ class SpeculativeEngine(_ContinuousBatching):
         )
         context = EngineContext.create(target, spec, sizes, options, owner="SpeculativeEngine")
         check_tokens(seed, bos_token_id, sizes.vocab_size)
-        self.spec, self.sizes = spec, sizes
+        self.spec, self.sizes, self._forward = spec, sizes, target.forward
         attention = target.attention
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
@@ -221,12 +222,15 @@ class SpeculativeEngine(_ContinuousBatching):
                 differently from a chain; without ``capture``, the first prefill raises it.
             CaptureError: A forward cannot be captured. Runners captured before it keep their
                 graphs; call ``capture`` again to continue.
-            ConfigError: ``progress`` cannot be called.
+            ConfigError: ``progress`` cannot be called, or all weights of the target are on another
+                device than the engine.
             ReplayError: The engine is closed.
         """
         self._check_open()
         require_type("capture", "progress", progress, Callable, "a function of a message")  # type: ignore[arg-type]
         planned = [runner for runner in self.runners if runner.status != "captured"]
+        if planned:
+            host_objects(self._forward).check_weights(self.device)
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
             self._admission.warm_up(self.runners[0].capturing_backend())

@@ -87,7 +87,8 @@ def capture(
 
     Raises:
         CaptureError: The function cannot be captured.
-        ConfigError: The example or a setting is invalid, ``fn`` raised an error for the example,
+        ConfigError: The example or a setting is invalid, all weights of ``fn`` are on another
+            device, ``fn`` raised an error for the example,
             a module that ``fn`` uses is in training mode, or pad rows write into tensors that rows
             of a batch have.
         DeviceError: The device does not exist.
@@ -97,10 +98,12 @@ def capture(
     if not callable(fn):
         raise ConfigError(f"fn must be callable, got {short_repr(fn)}.", field="fn")
     check_tolerance(tolerance)
-    weights = host_objects(fn).held_weights() if weights is None else weights
+    objects = host_objects(fn)
+    weights = objects.held_weights() if weights is None else weights
     sizes = _checked_sizes(batch_sizes)
     arguments = Arguments(fn, _function_name(fn), example, pad_values)
     backend = _backend(arguments, device, backend)
+    objects.check_weights(backend.device)
     written = WrittenTensors(fn, check_restorable(mutable_state or {}))
     try:
         with StateSnapshot({}, backend.device):

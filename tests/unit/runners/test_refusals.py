@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from engine_target import TableForward, engine_target
 from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
 from graphkit.runners.capture_checks import host_objects
@@ -119,6 +120,30 @@ def test_weights_on_another_device_are_refused_before_the_capture(make_runner):
         host_objects(forward).check_weights(torch.device("cuda", 0))
     embedding = torch.nn.Embedding(32, 32)
     runner.capture()
+
+
+@pytest.mark.parametrize("generation", ["v1", "v3"])
+def test_an_engine_refuses_weights_on_another_device_before_it_warms_up(generation):
+    class Misplaced(TableForward):
+        def __init__(self, pool, device):
+            super().__init__(pool, device)
+            self.weight = torch.nn.Linear(2, 2, device="meta")
+
+        def __call__(self, inputs):
+            raise AssertionError("the forward ran")
+
+    target = engine_target(forward=Misplaced, generation=generation)
+    with (
+        target.engine(batch_sizes=[1], device="cpu", backend=None) as engine,
+        pytest.raises(gk.ConfigError, match="the weights of the forward are on meta"),
+    ):
+        engine.capture()
+
+
+def test_a_function_whose_weights_are_on_another_device_is_refused_before_it_runs():
+    model = torch.nn.Linear(4, 4, device="meta").eval()
+    with pytest.raises(gk.ConfigError, match="the weights of the forward are on meta, the runner"):
+        gk.capture(model, torch.zeros(1, 4), batch_sizes=[1], device="cpu")
 
 
 def test_weights_on_several_devices_are_left_to_the_capture(make_runner):
