@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphkit.audit.audit_log import argument_text
 from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
-from graphkit.audit.places import argument_text
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.walk.arguments import has_short_form, number_text
 from graphkit.graphs.walk.kernels import short_name

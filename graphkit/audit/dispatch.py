@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, requests_text
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.places import requests_text
 from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, row_facts
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
-from graphkit.records import GraphRecord, Node, count_of, distinct_text
+from graphkit.records import GraphRecord, Node, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.step_comparison import SEED
@@ -56,12 +56,11 @@ def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
         facts |= {"module": origin.module, "source": origin.source, "cause": origin.source}
     effect = "It left the values of this batch as they were."
     if change is not None:
-        before, after = distinct_text(change.before, change.after)
+        facts |= row_facts(change)
         effect = (
-            f"Row {change.row} (request {change.request}) is {after} after the forward and "
-            f"{before} before it."
+            f"Row {change.row} (request {change.request}) is {facts['after']} after the forward "
+            f"and {facts['before']} before it."
         )
-        facts |= {"row": change.row, "request": change.request, "before": before, "after": after}
     check.report(
         FindingKind.WRITTEN_INPUT,
         f"{_name(node, origin)} writes into the input field `{write.field}`. {effect}",

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.places import argument_text
 from graphkit.audit.replayable_graph import Reference, references
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.places import argument_text
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container, containers
+from graphkit.audit.host_objects.forward_objects import reads
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
-from graphkit.audit.host_objects.read_words import reads
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot

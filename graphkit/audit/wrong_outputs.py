@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.places import row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.models.wrapper import compare_wrapper

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, requests_text, row_facts, row_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.live_batch import LiveBatch, WrongReplay
 from graphkit.audit.pads.sample_batches import SampleBatches
 from graphkit.audit.pads.state_writes import Write
-from graphkit.audit.places import requests_text, row_facts, row_text
 from graphkit.audit.runs import live_sizes
 from graphkit.records import count_of
 from graphkit.records.audit import Audit

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, row_facts
 from graphkit.audit.batch_variants import Requests
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause
-from graphkit.audit.places import row_facts
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.rows.known_rows import KnownRows, RowDifference, RowRun
 from graphkit.audit.rows.sequences import sequences_of

@@ -109,12 +109,4 @@ def _input_mismatch(
             runs.padded()
         origins = (other.origin for other in watch.writes if other.field == write.field)
         origin = next(origins, None) or origin
-    return Mismatch(
-        field=write.field,
-        row=write.change.row,
-        request=write.change.request,
-        expected=write.change.before,
-        got=write.change.after,
-        module=origin.module,
-        source=origin.source,
-    )
+    return replace(write.change, module=origin.module, source=origin.source)

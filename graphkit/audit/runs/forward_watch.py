@@ -23,25 +23,11 @@ from graphkit.graphs import Attribution, StateSnapshot
 from graphkit.graphs.attribution import NodeOrigin, attributing
 from graphkit.graphs.capture_state import compilation_disabled
 from graphkit.graphs.operations import OpOverload, arguments_written, extent_bytes
+from graphkit.records import Mismatch
 from graphkit.runners.step import Step
 
 SAMPLER = "sampler"
 """Name of the ``graphkit.scope`` in which a forward may draw random numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The first number of an input field that a forward changed.
-
-    Attributes:
-        row, request: Row of the field, and the request that it belongs to.
-        before, after: The number before and after the forward.
-    """
-
-    row: int
-    request: int
-    before: float
-    after: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +36,13 @@ class InputWrite:
 
     Attributes:
         field: Name of the field.
-        change: What it changed; ``None`` if the values stayed the same.
+        change: The first number that it changed, with its value before as the expected one;
+            ``None`` if the values stayed the same.
         origin: Operation, module and line that wrote; ``None`` if that is unknown.
     """
 
     field: str
-    change: Change | None
+    change: Mismatch | None
     origin: NodeOrigin | None
 
 
@@ -184,7 +171,7 @@ def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
     return dict(by_address.values())
 
 
-def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Change | None:
+def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Mismatch | None:
     """Return the first number of a field that differs in any bit."""
     one, other = (tensor.contiguous().flatten() for tensor in (before, now))
     bits = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in (one, other)]
@@ -195,4 +182,6 @@ def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> 
     dim = 1 if has_lead else 0
     row = int(np.unravel_index(index, now.shape)[dim])
     request = ForwardPair(inputs, {}, {}).owner(row, now.shape[dim])
-    return Change(row, request, float(one[index]), float(other[index]))
+    return Mismatch(
+        field=name, row=row, request=request, expected=float(one[index]), got=float(other[index])
+    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.divergence import Divergence, first_divergence

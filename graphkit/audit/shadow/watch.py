@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import torch
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
-from graphkit.audit.places import requests_text
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns, live_sizes
 from graphkit.audit.runs.forward_trace import Weights

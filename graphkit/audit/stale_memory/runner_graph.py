@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, row_facts, row_text
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
 from graphkit.audit.object_snapshot import checksum
-from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns

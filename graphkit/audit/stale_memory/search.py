@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import bisected
-from graphkit.audit.places import argument_text
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.stale_memory.pool_memory import FILLS, Poison, Range, ranges_to_fill, without
 from graphkit.graphs import Allocation

@@ -12,8 +12,8 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.audit import AuditLog
+from graphkit.audit.audit_log import spans
 from graphkit.audit.dispatch import audit_dispatch
-from graphkit.audit.places import spans
 from graphkit.models.reference import reference_target
 from no_metadata import NoMetadata
 from tiny_target import VERIFY, VOCAB, WIDTH, small_target

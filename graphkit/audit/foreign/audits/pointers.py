@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.followed_graph import (
@@ -23,7 +23,6 @@ from graphkit.audit.foreign.audits.followed_graph import (
 )
 from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.places import argument_text
 from graphkit.audit.replayable_graph import Reference
 from graphkit.records import Pointer, count_of
 

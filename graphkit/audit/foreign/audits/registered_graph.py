@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
 from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.registration import Registration, named_outputs
-from graphkit.audit.places import row_facts, row_text
 from graphkit.audit.runs.first_node import first_node_in
 from graphkit.audit.runs.forward_trace import ForwardTrace, trace_function
 from graphkit.audit.runs.live_rows import RowPlaces, matched_rows

@@ -65,7 +65,7 @@ def real_target(request):
 @pytest.fixture(scope="session")
 def loaded():
     """Import what pytest inside a test needs: it unloads modules that it imports first."""
-    assert collection.properties_of
+    assert collection.PROPERTIES
     import_module("torch._dynamo")  # it registers operators, which is possible once per process
     assert_target_equivalent(_space["target_of"](lambda rows: rows), device="cpu")
 

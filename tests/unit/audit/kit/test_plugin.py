@@ -85,7 +85,7 @@ def test_a_planted_pad_leak_fails_with_its_cause(run_target):
         "FAILED models:target::TARGET_VERIFY::pads[[]3[]]*",
     ])  # fmt: skip
     assert "Traceback" not in result.stdout.str()
-    assert "properties.py" not in result.stdout.str()
+    assert "collection.py" not in result.stdout.str()
 
 
 UNEVEN = "lambda rows: rows * (1 + 5e-5 * len(rows))"
@@ -145,12 +145,12 @@ def test_a_forward_that_cannot_be_captured_is_an_error_of_each_test(run_target, 
 
 
 def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
-    from graphkit.audit.kit import properties
+    from graphkit.audit.kit import collection
 
     def refuse(*_):
         raise gk.InspectError("nothing to see")
 
-    monkeypatch.setitem(properties._AUDITS, "pads", refuse)
+    monkeypatch.setitem(collection._AUDITS, "pads", refuse)
     result = run_target(RIGHT, "-k", "equivalence or pads")
     assert result.parseoutcomes()["passed"] == result.parseoutcomes()["failed"] == 2
     result.stdout.fnmatch_lines(["nothing to see"])
