@@ -475,6 +475,8 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
         counts["several draft lengths"] += engine.spec.is_adaptive
         for drafts, number in engine.stats.drafted_lengths.items():
             counts["plain steps among drafts"] += number * (engine.spec.is_adaptive and not drafts)
+        if (prompts := engine._spec_step.prompts) is not None:
+            counts["prompts by graphs"] += prompts.stats.replays
         counts["small pools"] += is_small
         counts["preemptions"] += engine.stats.preemptions
         assert not engine.has_work
@@ -498,6 +500,7 @@ def _engine(draw, target, model, drafter, spec, generation, group):
         generation=generation,
         steps_per_launch=draw.randint(1, 6),
         chunked_prefill_size=draw.choice([1, 3, 7, 64]),
+        prefill_sizes=draw.choice([(), (1, 4, 16), (7, 64)]),
         group=group,
     )  # fmt: skip
 
