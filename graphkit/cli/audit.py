@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from graphkit.cli.exits import DONE, FAILED, UsageError
 from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
-from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path, run_on_ranks
+from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path
 from graphkit.cli.targets import TargetSelection, announce, select_target
 from graphkit.records import AuditReport, GraphBaseline, count_of
 
@@ -40,7 +40,7 @@ Examples:
         formatter_class=HelpFormatter,
     )
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
-    add_tp_option(parser)
+    add_tp_option(parser, _run)
     parser.add_argument(
         "--only", type=_parse_names, metavar="frozen,pads",
         help="audits to run, of warmup, frozen, forward, pointers, pool-poison, finite, pads, "
@@ -62,12 +62,6 @@ Examples:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, not as text")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    return run_on_ranks(arguments, _run)
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
@@ -121,12 +115,10 @@ def _audit(
         return audit_target(
             selection.target,
             only=only,
-            modes=selection.modes,
-            batch_sizes=selection.batch_sizes,
-            device=selection.device,
             tolerance=tolerance,
             lock=lock,
             progress=progress,
+            **selection.settings,
         )
 
 
@@ -134,12 +126,7 @@ def _write_lock(path: Path, selection: TargetSelection) -> int:
     from graphkit.audit import graph_baseline
 
     announce("capturing", selection, _audited_sizes(selection))
-    lock = graph_baseline(
-        selection.target,
-        modes=selection.modes,
-        batch_sizes=selection.batch_sizes,
-        device=selection.device,
-    )
+    lock = graph_baseline(selection.target, **selection.settings)
     write_output(path, lock.to_json(), f"locked {count_of(len(lock.graphs), 'graph')}")
     return DONE
 

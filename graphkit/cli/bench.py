@@ -26,7 +26,7 @@ from graphkit.cli.output import (
     progress_on_stderr,
     write_output,
 )
-from graphkit.cli.ranks import add_tp_option, run_on_ranks
+from graphkit.cli.ranks import add_tp_option
 from graphkit.errors import GraphkitError
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ Examples:
     _add_models(parser)
     _add_measurements(parser)
     add_device_option(parser)
-    add_tp_option(parser)
+    add_tp_option(parser, _run)
     parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
     parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    parser.set_defaults(run=run)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -126,11 +125,6 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="also give the tokens/s of steps that accept this many tokens per request, the bonus "
         "token included; default: none, but 1,2,3 for a --shape, which accepts drafts by chance",
     )  # fmt: skip
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    return run_on_ranks(arguments, _run)
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:

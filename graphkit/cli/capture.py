@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from graphkit.cli.exits import DONE, FAILED
 from graphkit.cli.options import HelpFormatter, add_target_options
 from graphkit.cli.output import check_writable, print_result, write_output
-from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path, run_on_ranks
-from graphkit.cli.targets import capture_selected, estimate_selected, select_target
+from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path
+from graphkit.cli.targets import announce, capture_selected, select_target
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -39,7 +39,7 @@ Examples:
         formatter_class=HelpFormatter,
     )
     add_target_options(parser)
-    add_tp_option(parser)
+    add_tp_option(parser, _run)
     parser.add_argument(
         "--out", type=Path, metavar="F",
         help="write the record as JSON to file F; with --tp, one file per rank: F.json of rank 0, "
@@ -51,12 +51,6 @@ Examples:
         "sizes of each mode, and keep no graph; replays are not checked",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    return run_on_ranks(arguments, _run)
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
@@ -67,7 +61,10 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
         check_writable(out)
     selection = select_target(arguments, group)
     if arguments.estimate:
-        estimate = estimate_selected(selection)
+        from graphkit.audit.runs import estimate_target
+
+        announce("estimating", selection, selection.batch_sizes)
+        estimate = estimate_target(selection.target, **selection.settings)
         print_result(estimate.to_json() if arguments.json else memory_view(estimate))
         if out is not None:
             write_output(out, estimate.to_json())

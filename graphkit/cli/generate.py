@@ -16,7 +16,7 @@ from graphkit.cli.options import (
     add_device_option,
 )
 from graphkit.cli.output import is_terminal, without_warnings
-from graphkit.cli.ranks import add_tp_option, run_on_ranks
+from graphkit.cli.ranks import add_tp_option
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -53,10 +53,9 @@ Examples:
     _add_generation(parser)
     _add_sampling(parser)
     add_device_option(parser)
-    add_tp_option(parser)
+    add_tp_option(parser, _run)
     parser.add_argument("--eager", action="store_true", help="run without graphs")
     parser.add_argument("--json", action="store_true", help="print the record instead of the text")
-    parser.set_defaults(run=run)
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -132,11 +131,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_parse_seed, default=0, metavar="N",
         help="seed of the random numbers, 0 to 2**63 - 1; default: 0",
     )  # fmt: skip
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    return run_on_ranks(arguments, _run)
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:

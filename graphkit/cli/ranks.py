@@ -11,6 +11,7 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,15 @@ from graphkit.views.diff import differing_launch, launch_order
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
 
+Command = Callable[[argparse.Namespace, "RankGroup | None"], int]
+"""Runs with the parsed options on one rank, and returns the exit code."""
 _EXIT_CODES_S = 20.0
 """How long a rank waits for the exit codes of the others."""
 
 
-def add_tp_option(parser: argparse.ArgumentParser) -> None:
-    """Declare --tp and --one-shot."""
+def add_tp_option(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Declare --tp and --one-shot, and run the command on all ranks that they ask for."""
+    parser.set_defaults(run=partial(_run_on_ranks, command))
     parser.add_argument(
         "--tp", type=int, default=1, metavar="N",
         help="GPUs that split the model (tensor parallelism); start the command with "
@@ -41,10 +45,7 @@ def add_tp_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def run_on_ranks(
-    arguments: argparse.Namespace,
-    command: Callable[[argparse.Namespace, RankGroup | None], int],
-) -> int:
+def _run_on_ranks(command: Command, arguments: argparse.Namespace) -> int:
     """Run a command on this rank, with the group of all ranks or ``None`` for ``--tp 1``.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
 from graphkit.cli.models import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from graphkit.distributed import RankGroup
-    from graphkit.records import CaptureRecord, MemoryEstimate
+    from graphkit.records import CaptureRecord
     from graphkit.runners.targets import CaptureTarget
     from graphkit.spec import ForwardMode
 
@@ -54,6 +54,11 @@ class TargetSelection:
     modes: list[ForwardMode] | None
     batch_sizes: list[int] | None
     device: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Modes, sizes and device, as functions that capture a target take them."""
+        return {"modes": self.modes, "batch_sizes": self.batch_sizes, "device": self.device}
 
 
 def select_target(arguments: argparse.Namespace, group: RankGroup | None = None) -> TargetSelection:
@@ -137,31 +142,8 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
     announce("capturing", selection, selection.batch_sizes)
     with progress_on_stderr() as progress:
         return capture_target(
-            selection.target,
-            modes=selection.modes,
-            batch_sizes=selection.batch_sizes,
-            device=selection.device,
-            inspect=inspect,
-            progress=progress,
+            selection.target, inspect=inspect, progress=progress, **selection.settings
         )
-
-
-def estimate_selected(selection: TargetSelection) -> MemoryEstimate:
-    """Predict the memory of a selection from captures of a few sizes, which are closed.
-
-    Raises:
-        CaptureError: A forward cannot be captured.
-        TargetError: The TARGET lacks a mode.
-    """
-    from graphkit.audit.runs import estimate_target
-
-    announce("estimating", selection, selection.batch_sizes)
-    return estimate_target(
-        selection.target,
-        modes=selection.modes,
-        batch_sizes=selection.batch_sizes,
-        device=selection.device,
-    )
 
 
 def _folder_target(
