@@ -173,6 +173,12 @@ capture: Any = torch.cuda.graph if device.type == "cuda" else _Capture
 """A context manager that captures what runs in its block into a graph."""
 
 
+def is_capturing() -> bool:
+    """Return whether a graph captures now."""
+    on_cuda = device.type == "cuda"
+    return torch.cuda.is_current_stream_capturing() if on_cuda else bool(RecorderDevice.counter)
+
+
 def tensor(*shape: int, value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a tensor of equal numbers on the device."""
     return torch.full(shape, value, dtype=dtype, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.records import Finding
@@ -20,6 +20,7 @@ class MemoryContents:
         checksum: Depends on all bytes; ``None`` if the memory is gone.
         is_zero: Whether all bytes are zero.
         reader: The first node that points to it, as text with its line; empty if none does.
+        source: Line of that node.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class MemoryContents:
     checksum: int | None
     is_zero: bool
     reader: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class DigestDifference:
         name: The weight, tensor, pool range or node.
         text: What happened, as one sentence.
         graphs: Names of the graphs that read it.
+        source: Line of the first node that reads it.
     """
 
     kind: str
@@ -72,6 +75,7 @@ class DigestDifference:
     name: str
     text: str
     graphs: tuple[str, ...]
+    source: str = ""
 
     def finding(self) -> Finding:
         """Return it as a finding of a report."""
@@ -85,6 +89,7 @@ class DigestDifference:
             names=(self.name,),
             text=self.text,
             advice=kind.advice,
+            source=self.source,
             cause=f"{self.kind} {self.name}",
         )
 
@@ -102,9 +107,7 @@ def differences(before: GraphDigest, after: GraphDigest) -> tuple[DigestDifferen
             key = difference.kind, difference.name, difference.text
             earlier = merged.get(key)
             graphs = (*(earlier.graphs if earlier else ()), graph)
-            merged[key] = DigestDifference(
-                difference.kind, difference.severity, difference.name, difference.text, graphs
-            )
+            merged[key] = replace(difference, graphs=graphs)
     return worst_first(merged.values())
 
 
@@ -126,7 +129,7 @@ def _memory_differences(
             text, severity = f"{what} is all zeros now and was not.", "error"
         else:
             text, severity = f"{what} has other content.", "note"
-        yield DigestDifference(was.kind, severity, was.name, text, (graph,))
+        yield DigestDifference(was.kind, severity, was.name, text, (graph,), was.source)
 
 
 def _node_differences(

@@ -33,7 +33,9 @@ def digest_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> GraphDiges
         for begin, end, kind, name in _memory(followed):
             if (begin, end) not in sums:
                 sums[begin, end] = _checksum(device, blocks, begin, end)
-            memory[begin] = MemoryContents(kind, name, *sums[begin, end], readers.first(begin, end))
+            memory[begin] = MemoryContents(
+                kind, name, *sums[begin, end], *readers.first(begin, end)
+            )
         nodes = tuple((node.short_name, _node_hash(node)) for node in record.nodes)
         prints[followed.name] = GraphContents(nodes, memory)
     return GraphDigest(prints, sum(followed.replays for followed in graphs))
@@ -82,12 +84,12 @@ class _Readers:
             for pointer in argument.pointers
         )
 
-    def first(self, begin: int, end: int) -> str:
-        """Return the first node that points into a range, with its line; empty if none does."""
+    def first(self, begin: int, end: int) -> tuple[str, str]:
+        """Return the first node that points into a range, as text and its line; or nothing."""
         inside = slice(*(bisect_left(self._places, (address, 0)) for address in (begin, end)))
         place = min((place for _, place in self._places[inside]), default=None)
         if place is None:
-            return ""
+            return "", ""
         node = self._nodes[place]
         line = f" at {node.source}" if node.source else ""
-        return f"`{node.short_name}` (node {node.index}){line}"
+        return f"`{node.short_name}` (node {node.index}){line}", node.source

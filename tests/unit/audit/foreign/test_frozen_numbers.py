@@ -209,6 +209,7 @@ def findings(tmp_path):
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="GraphBugs runs on the GPU")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_frozen_number_is_found_with_its_line(findings, case):
     (found,) = findings(CASES[case])
@@ -220,6 +221,7 @@ def test_a_frozen_number_is_found_with_its_line(findings, case):
     assert found.before in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOUND)
 def test_a_sound_program_has_no_finding(findings, case):
     assert findings(SOUND[case]) == []
