@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from contextlib import ExitStack
+from typing import Literal, Self
 
 import torch
 
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.call_broadcast import CallBroadcast, LocalCalls
-from graphkit.engine.continuous_batching import _ContinuousBatching
-from graphkit.engine.device_schedule import DeviceSchedule
+from graphkit.engine.continuous_batching import ContinuousBatching
 from graphkit.engine.kv.contracts import check_request_pool
 from graphkit.engine.kv.pool_use import PoolUse, check_unused
-from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request_memory import RequestMemory, SlotReservation, StepSlots
+from graphkit.engine.request import FinishReason, NewTokens, Request
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.schedule import Schedule
 from graphkit.engine.settings import (
     check_free_rows,
@@ -25,16 +26,19 @@ from graphkit.engine.settings import (
     no_loop_reason,
     plan_generation,
 )
+from graphkit.engine.stats import EngineStats
 from graphkit.engine.step import (
     Admission,
     Drafter,
     EngineContext,
     EngineModel,
+    SamplingParams,
     SpecStep,
-    SpecStepRunner,
     StepOptions,
 )
 from graphkit.engine.step.request_checks import RequestChecks
+from graphkit.engine.token_matcher import TokenMatcher
+from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
@@ -42,8 +46,10 @@ from graphkit.runners.capture_checks import host_objects
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import SpecConfig
 
+_REASONS_OF_CALLERS = FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.STOP_STRING
 
-class SpeculativeEngine(_ContinuousBatching):
+
+class SpeculativeEngine:
     """Generates text by drafting, verifying, accepting and catching up with captured graphs.
 
     Output equals the target's own decoding token for token, greedy or sampled, unless drafts are
@@ -166,46 +172,30 @@ class SpeculativeEngine(_ContinuousBatching):
         self.plan = plan_generation(spec, generation, reason)
         self.generation = self.plan.generation
         self.max_path = spec_step.max_path
-        slots = StepSlots(spec_step.max_path, spec_step.slots_ahead)
         # v2 enqueues one more step after the one that finishes a request.
-        self.context_limit = context_limit_of(sizes, slots.max_path + slots.ahead)
-        kv_pool = attention.kv_pool
-        memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
+        self.context_limit = context_limit_of(sizes, spec_step.max_path + spec_step.slots_ahead)
         self._admission = Admission(spec_step, self.context_limit)
-        calls = LocalCalls() if group is None else CallBroadcast(group)
-        most_slots = sizes.max_batch_size * memory.whole_pages(sizes.max_context_len)
-        reservation = SlotReservation(memory, slots, steps_per_launch, most_slots)
-        schedule: Schedule
-        if self.generation == "v3":
-            schedule = DeviceSchedule(SpecStepRunner.from_step(spec_step), reservation)
-        else:
-            if group is not None:
-                for step_runner in spec_step.runners:
-                    step_runner.join(group)
-            schedule = Schedule(spec_step, reservation, waits=self.generation == "v1")
-        queue = RequestQueue(
+        self.device, self.group = context.device, group
+        self.structured_output = structured_output
+        self._calls = LocalCalls() if group is None else CallBroadcast(group)
+        self._batching = batching = ContinuousBatching(
+            spec_step,
+            self._admission,
             RequestChecks(
                 sizes.vocab_size, self.context_limit, seed=seed, bos_token_id=bos_token_id
             ),
-            self._admission,
-            memory,
-            slots,
-            max_running=sizes.max_batch_size,
-            spare_steps=steps_per_launch,
-            fails_alone=group is None,
+            rows,
+            attention.kv_pool,
+            self.generation,
+            steps_per_launch,
         )
-        super().__init__(
-            queue,
-            schedule,
-            reservation,
-            memory,
-            # Last, so that an engine that could not be created does not hold its pools.
-            PoolUse("SpeculativeEngine", spec_step.pools, allocates=True),
-            device=context.device,
-            group=group,
-            calls=calls,
-            structured_output=structured_output,
-        )
+        self.memory, self.runners = batching.memory, batching.schedule.runners
+        self._closed = self._is_released = False
+        # Last, so that an engine that could not be created does not hold its pools.
+        self._use = PoolUse("SpeculativeEngine", spec_step.pools, allocates=True)
+        # Not at exit: the modules and the CUDA context that it needs may be gone by then.
+        weakref.finalize(self, _free, batching.schedule, self.memory).atexit = False
+        self.memory.open()
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -240,7 +230,7 @@ class SpeculativeEngine(_ContinuousBatching):
         if warms_up and self.device.type == "cuda":
             self._spec_step.warm_up_steps(self.runners[0].capturing_backend())
         if warms_up:
-            self._schedule.measure_lengths(self.runners[0].capturing_backend())
+            self._batching.schedule.measure_lengths(self.runners[0].capturing_backend())
 
     def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
         """Return the device memory that the engine takes once it is captured.
@@ -274,3 +264,240 @@ class SpeculativeEngine(_ContinuousBatching):
         # A record has no graphs of prompts: it may be that of a runner of v3.
         runners = self.runners if prompts is None or record else (*self.runners, prompts)
         return estimate_memory(self.runners[0].backend, runners, record, more)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        matcher: TokenMatcher | None = None,
+    ) -> Request:
+        """Queue a prompt. A later ``step`` admits it as soon as there is room.
+
+        Args:
+            prompt_ids: Token ids to continue.
+            sampling: ``None`` selects the defaults of ``SamplingParams``.
+            matcher: Constrains the output to a grammar, from its first token on. Needs
+                ``structured_output``. The request ends when the matcher terminates. ``top_k``,
+                ``top_p`` and ``min_p`` apply to the tokens that it allows.
+
+        Returns:
+            The request, whose ``output_ids`` grow with each ``step``.
+
+        Raises:
+            InputError: The prompt is empty without a ``bos_token_id``, contains something other
+                than token ids, or is too long for the context or the KV pool. ``sampling`` is not a
+                ``SamplingParams``, or has a stop token outside the vocabulary. The engine has no
+                structured output, or the matcher is not a ``TokenMatcher``, has terminated, or is
+                for another vocabulary.
+            ReplayError: The engine is closed.
+        """
+        request = self._create(prompt_ids, sampling, matcher)
+        self._put([request])
+        return request
+
+    def _create(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None,
+        matcher: TokenMatcher | None,
+    ) -> Request:
+        """Check the arguments of ``submit``, and return a request that does not wait yet."""
+        self._check_open()
+        if matcher is not None and not self.structured_output:
+            raise InputError(
+                "submit got a matcher, but the engine was created without structured output. Pass "
+                "structured_output=True to SpeculativeEngine.",
+                field="matcher",
+            )
+        if matcher is not None and self.group is not None:
+            raise InputError(
+                "submit got a matcher, which an engine with several ranks cannot pass on. Use an "
+                "engine without group.",
+                field="matcher",
+            )
+        return self._batching.queue.create(prompt_ids, sampling, matcher)
+
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """End a request. It keeps its tokens and gets no more.
+
+        A waiting request leaves the queue. The row and the KV slots of a running one are freed by
+        the next ``step``, before waiting requests join; device loops of v3 end after the steps
+        that they run. Does nothing for a request that has finished. Does not wait.
+
+        Args:
+            request: As returned by ``submit``.
+            reason: Its ``finish_reason``: ``ABORTED``, ``DEADLINE`` or ``STOP_STRING``.
+
+        Raises:
+            InputError: ``request`` is not a ``Request``, or belongs to another engine, or
+                ``reason`` is none of these.
+            ReplayError: The engine is closed.
+        """
+        self._check_open()
+        if not isinstance(request, Request):
+            raise InputError(
+                f"abort got {short_repr(request)}, expected a Request that submit returned.",
+                field="request",
+            )
+        if reason not in _REASONS_OF_CALLERS:
+            names = ", ".join(allowed.name for allowed in _REASONS_OF_CALLERS)
+            raise InputError(
+                f"abort got the reason {short_repr(reason)}, expected a FinishReason of {names}.",
+                field="reason",
+            )
+        if request.is_finished:
+            return
+        if request not in self._batching.queue:
+            raise InputError(
+                "abort got a request that neither waits nor runs in this engine. Pass a Request "
+                "that submit of this engine returned.",
+                field="request",
+            )
+        self._batching.abort(request, reason)
+        self._calls.aborted(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self._batching.queue)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts over all requests so far, as a snapshot."""
+        batching = self._batching
+        return batching.tally.stats(batching.queue, self.memory, self.runners)
+
+    def step(self) -> NewTokens:
+        """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.
+
+        At most one forward prefills prompts, with up to ``chunked_prefill_size`` tokens of all
+        admitted requests together, so that running requests wait for one chunk at most. If the KV
+        pool runs out, the requests that were admitted last are preempted: they wait again, before
+        all others, and their text does not change.
+
+        v1 drafts and verifies, waits for the accepted tokens, then catches up on them. It returns
+        the tokens of this step.
+
+        v2 enqueues the whole step, then waits for the tokens of the previous step and returns them.
+        The call that finishes the last request returns all remaining tokens.
+
+        v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
+        of all completed steps, at least one. A waiting request ends the loops as soon as it has
+        room, and joins when they have ended. While prompts are prefilled, a call runs one step.
+
+        A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
+
+        A request whose prefill or matcher raises an exception ends with ``FinishReason.FAILED``.
+        The step completes for all other requests, then raises the exception.
+
+        Returns:
+            The new tokens of each request that has some. After a step that raised, the next call
+            also returns the tokens that it had delivered.
+        """
+        return self._advance()[0]
+
+    @torch.no_grad()
+    def _advance(self) -> tuple[NewTokens, list[Request]]:
+        """Do what ``step`` does; return the requests that ended since the last call, too."""
+        return self._calls.guard(self._step)
+
+    def _step(self) -> tuple[NewTokens, list[Request]]:
+        self._check_open()
+        self._calls.step()
+        new_tokens, ended = self._batching.step()
+        self._calls.check(new_tokens, ended)
+        return new_tokens, ended
+
+    def worker_loop(self) -> None:
+        """Repeat the calls of rank 0 until it closes its engine. For the other ranks of ``group``.
+
+        Raises:
+            RankError: A rank has ended, or generated other tokens than rank 0.
+            ReplayError: The engine has no group, is closed, or this is rank 0.
+        """
+        self._check_open()
+        calls = self._calls
+        if self.group is None or not self.group.rank or not isinstance(calls, CallBroadcast):
+            raise ReplayError(
+                "worker_loop() is for ranks other than 0 of an engine with group=. "
+                "Call submit and step."
+            )
+        calls.worker_loop(self.submit, self.abort, self.step)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
+    ) -> list[Request]:
+        """Continue all prompts until they finish; return the requests in the same order.
+
+        If a step raises an exception, all requests of this call are aborted.
+
+        Raises:
+            InputError: As for ``submit``, or ``prompts`` cannot be iterated. No prompt is queued.
+            ReplayError: The engine is closed.
+        """
+        self._check_open()
+        if not isinstance(prompts, Iterable):
+            raise InputError(
+                f"generate got {short_repr(prompts)}, expected a sequence of prompts.",
+                field="prompts",
+            )
+        requests = [self._batching.queue.create(prompt, sampling) for prompt in prompts]
+        self._put(requests)
+        try:
+            while self.has_work:
+                self.step()
+        except BaseException:
+            for request in requests:  # the caller cannot: they were not returned
+                self.abort(request)
+            raise
+        return requests
+
+    def close(self) -> None:
+        """Close all runners and free what unfinished requests hold. May be called repeatedly.
+
+        Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
+
+        Raises:
+            RankError: A rank of ``group`` fails meanwhile, or generated other tokens. Everything is
+                closed and freed nevertheless. After a failure of a rank, ``close`` does not wait.
+        """
+        if self._is_released:
+            return
+        self._closed, batching = True, self._batching
+        with ExitStack() as last_first:  # closes and frees everything, also if a rank has failed
+            last_first.callback(batching.queue.close)
+            for runner in reversed(self.runners):
+                last_first.callback(runner.close)
+            last_first.callback(self._use.end)
+            last_first.callback(batching.release, resets=self.group is None)
+            self._calls.close()
+            if not batching.is_interrupted:
+                batching.is_interrupted = True
+                self._calls.finish(batching.schedule.drain)
+        self._is_released = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._calls.leave(error)
+        self.close()
+
+    def _put(self, requests: Sequence[Request]) -> None:
+        self._batching.queue.put(requests)
+        for request in requests:
+            self._calls.submitted(request)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ReplayError(
+                "the engine is closed: it takes no requests and no capture. Create a new engine."
+            )
+
+
+def _free(schedule: Schedule, memory: RequestMemory) -> None:
+    """Free the memory of an engine that was dropped without ``close``."""
+    schedule.interrupt()
+    memory.close()

@@ -135,7 +135,7 @@ class EngineThread:
             )
         with self._changed:
             self._check_open()
-            waiting = self._engine._queue.num_waiting + self._num_joining
+            waiting = self._engine._batching.queue.num_waiting + self._num_joining
             if self._max_waiting is not None and waiting >= self._max_waiting:
                 raise QueueFullError(
                     f"{waiting} requests wait, and max_waiting is {self._max_waiting}. Submit "

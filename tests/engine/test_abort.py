@@ -51,7 +51,9 @@ def test_an_interrupted_abort_of_a_waiting_request_ends_it(engine, task, monkeyp
     *running, waiting = (engine.submit(prompt, LONG) for prompt in task.prompts[:3])
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(type(engine._queue if at == "drop" else engine._tally), at, interrupt)
+        patch.setattr(
+            type(engine._batching.queue if at == "drop" else engine._batching.tally), at, interrupt
+        )
         with pytest.raises(KeyboardInterrupt):
             engine.abort(waiting)
     assert waiting.finish_reason is FinishReason.ABORTED

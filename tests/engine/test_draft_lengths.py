@@ -24,7 +24,7 @@ any_lengths = pytest.mark.parametrize("lengths", LENGTHS)
 
 def choices_of(engine):
     """Return what chooses the lengths of an engine's steps."""
-    schedule = engine._schedule
+    schedule = engine._batching.schedule
     return schedule._runner._loops.state.lengths if engine.generation == "v3" else schedule._lengths
 
 

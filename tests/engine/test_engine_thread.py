@@ -282,14 +282,14 @@ def test_an_error_of_a_request_is_raised_by_its_stream_alone():
 
 
 def test_a_step_that_fails_once_is_repeated(engine, monkeypatch):
-    step, errors = engine._schedule.advance, [RuntimeError("once")]
+    step, errors = engine._batching.schedule.advance, [RuntimeError("once")]
 
     def advance(*arguments, **options):
         if errors:
             raise errors.pop()
         step(*arguments, **options)
 
-    monkeypatch.setattr(engine._schedule, "advance", advance)
+    monkeypatch.setattr(engine._batching.schedule, "advance", advance)
     with gk.EngineThread(engine) as thread:
         assert collect(thread.submit([1], LONG)).token_ids == expected([1], 60)
 
@@ -298,7 +298,7 @@ def test_a_step_that_fails_again_ends_all_streams_and_calls(engine, monkeypatch)
     def advance(*_, **__):
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setattr(engine._schedule, "advance", advance)
+    monkeypatch.setattr(engine._batching.schedule, "advance", advance)
     with gk.EngineThread(engine) as thread:
         streams = [thread.submit([token], LONG) for token in range(1, 6)]
         for stream in streams:

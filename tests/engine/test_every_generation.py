@@ -96,7 +96,7 @@ def test_output_is_that_of_plain_decoding(
     engine.capture()
     # How many steps a launch runs is the same for all algorithms.
     for steps_per_launch in (1, 3, 64) if algorithm == "EAGLE" else (3,):
-        monkeypatch.setattr(engine._slots, "steps_at_once", steps_per_launch)
+        monkeypatch.setattr(engine._batching.slots, "steps_at_once", steps_per_launch)
         check(engine, "v3", steps_per_launch)
     (replays,) = engine.stats.replays.values()
     assert replays > 0

@@ -103,7 +103,7 @@ def test_admission_never_waits(make_engine, algorithm, generation):
 
 def test_a_launch_returns_while_the_device_still_works(make_engine):
     engine = make_engine(generation="v2")
-    steps = engine._schedule
+    steps = engine._batching.schedule
     engine.submit(PROMPTS[0], LONG)
     engine.step()
     launch, device_was_idle = steps._enqueue, []

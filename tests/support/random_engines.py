@@ -413,7 +413,7 @@ def draft_lengths(seed, kind, steps, topk, width):
 def mix_lengths(engine, draw):
     """Let the next step, or launch, run another draft length than the one before."""
     if engine.spec.is_adaptive:
-        schedule = engine._schedule
+        schedule = engine._batching.schedule
         is_looping = engine.generation == "v3"
         times = (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
         times.fill_(1.0)

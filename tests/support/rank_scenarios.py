@@ -304,7 +304,7 @@ def preempting_engine(group, generation, num_steps):
 
 def draft_times(engine):
     """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
-    schedule = engine._schedule
+    schedule = engine._batching.schedule
     is_looping = engine.generation == "v3"
     return (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
 
