@@ -16,9 +16,9 @@ from graphkit.audit.runs.comparison import (
     NOT_FINITE,
     Comparison,
     compare_runs,
+    live_sizes,
 )
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
-from graphkit.audit.runs.size_check import live_sizes
 
 __all__ = [
     "NOT_FINITE",

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
+
+import torch
 
 from graphkit.audit.runs.comparison import Comparison, compare_runs
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
-from graphkit.audit.runs.size_check import SizeCheck
-from graphkit.graphs import Attribution, Backend, backend_for, environment
+from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, environment
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
-from graphkit.records import CaptureRecord, MemoryEstimate, Mismatch, ModeRecord, SizeRecord
+from graphkit.records import (
+    CaptureRecord,
+    GraphRecord,
+    MemoryEstimate,
+    Mismatch,
+    ModeRecord,
+    SizeRecord,
+)
 from graphkit.runners import Runner
-from graphkit.runners.comparison.step_comparison import SEED
+from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
 
 Progress = Callable[[int, int, str], None]
+_REPEATS = {"cuda": 20, "cpu": 3}
+"""Runs of which the median is taken."""
 
 
 def capture_target(
@@ -62,29 +74,34 @@ def capture_target(
     used = backend_for(device, backend)
     attribution = Attribution(target.weights) if inspect else None
     settings: dict[str, Any] = {"batch_sizes": batch_sizes, "device": device, "backend": backend}
+    records: list[ModeRecord] = []
+    captures: list[_ModeCapture] = []
     with ExitStack() as stack:
-        captured = []
         for mode in chosen:
             if mode in target.forwards:
                 runner = stack.enter_context(target.runner(mode, **settings))
                 draw = partial(_sample_batch, target, mode)
-                captured.append(_captured(runner, draw, compare_runs, attribution, progress))
+                captured = _ModeCapture(runner, draw, compare_runs, attribution, progress)
             else:
                 step = stack.enter_context(open_step(target, **settings))
-                captured.append(_captured_step(step, attribution, progress))
-        checks = [check for mode in captured for check in mode.checks]
+                if step.eager_reason:
+                    records.append(_eager_step(step.eager_reason))
+                    continue
+                captured = _capture_step(step, attribution, progress)
+            captures.append(captured)
+            records.append(captured.record)
         wrapper = None
         if target.model is not None and any(mode in WRAPPED_MODES for mode in chosen):
             wrapper = compare_wrapper(target, target.model, device=device)
         # Last, since a profiler that was on once makes every later launch slower.
-        graphs = tuple(check.inspected(target.weights) for check in checks) if inspect else ()
+        graphs = [g for capture in captures if inspect for g in capture.inspected(target.weights)]
     return CaptureRecord(
         target=target.name,
         backend=used.name,
         environment=environment(used.device),
-        modes=tuple(mode.mode for mode in captured),
-        mismatches=tuple(mismatch for mode in captured for mismatch in mode.mismatches),
-        graphs=graphs,
+        modes=tuple(records),
+        mismatches=tuple(mismatch for capture in captures for mismatch in capture.mismatches),
+        graphs=tuple(graphs),
         wrapper=wrapper,
     )
 
@@ -127,75 +144,114 @@ def estimate_target(
         return estimate_memory(backend_for(device, backend), runners)
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedMode:
-    """The record of a mode, the checks of its sizes, and what they found."""
-
-    mode: ModeRecord
-    checks: Sequence[SizeCheck]
-    mismatches: Sequence[Mismatch]
-
-
 def _sample_batch(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
     return target.batch(mode, batch_size, SEED + batch_size)
 
 
-def _captured(
-    runner: Runner[Any, Any],
-    draw: Callable[[int], Any],
-    compare: Callable[[Any, Any, int], Comparison],
-    attribution: Attribution | None,
-    progress: Progress,
-) -> _CheckedMode:
-    """Capture a runner and check its sizes; arguments as for ``SizeCheck``."""
-    sizes = runner.table.sizes
-    total, done = len(sizes) + sum(sizes), 0
+class _ModeCapture:
+    """Captures a mode, and compares and measures replays at each captured size.
 
-    def step(what: str) -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, f"{runner.mode.name} {what}")
+    Args:
+        runner: Planned.
+        draw: Returns a batch of a number of requests.
+        compare: Compares the replay of a batch at a captured size with the step without a graph.
+        attribution: As for ``Runner.capture``.
+        progress: As for ``capture_target``.
 
-    progress(0, total, f"{runner.mode.name} capturing {sizes[-1]}")
-    record = runner.capture(
-        lambda size: step(f"captured {size.batch_size}"), attribution=attribution
-    )
-    measured: list[SizeRecord] = []
-    checks: list[SizeCheck] = []
-    for size in record.modes[0].sizes:
-        check = SizeCheck(runner, size.batch_size, draw, compare)
-        for live in range(1, size.batch_size + 1):
-            check.compare(live)
-            step(f"comparing {live} at {size.batch_size}")
-        measured.append(check.measured(size))
-        checks.append(check)
-    if not checks:
-        progress(total, total, f"{runner.mode.name} stays eager")
-    mode: ModeRecord = replace(record.modes[0], sizes=tuple(measured), stats=runner.stats)
-    return _CheckedMode(
-        mode, checks, [mismatch for check in checks for mismatch in check.mismatches]
-    )
+    Attributes:
+        record: The mode, with the outcome of the comparisons and the duration of full batches.
+        mismatches: Wrong replays.
+    """
+
+    def __init__(
+        self,
+        runner: Runner[Any, Any],
+        draw: Callable[[int], Any],
+        compare: Callable[[Any, Any, int], Comparison],
+        attribution: Attribution | None,
+        progress: Progress,
+    ) -> None:
+        self._runner, self._draw, self._compare = runner, draw, compare
+        self._progress, self.mismatches = progress, list[Mismatch]()
+        sizes = runner.table.sizes
+        self._total, self._done = len(sizes) + sum(sizes), 0
+        progress(0, self._total, f"{runner.mode.name} capturing {sizes[-1]}")
+        record = runner.capture(
+            lambda size: self._advance(f"captured {size.batch_size}"), attribution=attribution
+        )
+        checked = tuple(self._checked(size) for size in record.modes[0].sizes)
+        if not checked:
+            progress(self._total, self._total, f"{runner.mode.name} stays eager")
+        self.record: ModeRecord = replace(record.modes[0], sizes=checked, stats=runner.stats)
+
+    def inspected(self, weights: Any) -> Iterator[GraphRecord]:
+        """Yield the record of each graph, with the cost of its nodes for a full batch.
+
+        Args:
+            weights: As for ``Runner.inspect``.
+        """
+        for size in (size.batch_size for size in self.record.sizes):
+            replay = partial(self._runner.replay, self._draw(size), padded_batch_size=size)
+            with self._preserved():
+                yield self._runner.inspect(size, weights=weights, replay=replay)
+
+    def _advance(self, what: str) -> None:
+        self._done += 1
+        self._progress(self._done, self._total, f"{self._runner.mode.name} {what}")
+
+    def _checked(self, record: SizeRecord) -> SizeRecord:
+        """Compare replays of every number of requests, and measure a full batch."""
+        size, largest = record.batch_size, 0.0
+        for live in range(1, size + 1):
+            comparison = self._compare(self._runner, self._draw(live), size)
+            largest = max(largest, comparison.largest_difference)
+            self.mismatches += comparison.mismatches
+            self._advance(f"comparing {live} at {size}")
+        batch = self._draw(size)
+        return replace(
+            record,
+            replay_us=self._duration_us(partial(self._runner.replay, batch)),
+            eager_us=self._duration_us(partial(self._runner.fall_back, batch)),
+            largest_difference=largest,
+            batches_compared=size,
+        )
+
+    def _preserved(self) -> StateSnapshot:
+        return StateSnapshot(restorable_state(self._runner), self._runner.device)
+
+    def _duration_us(self, run: Callable[[], object]) -> float:
+        """Return the median time in microseconds until the results are available."""
+        with self._preserved():
+            return median(self._once_us(run) for _ in range(_REPEATS[self._runner.device.type]))
+
+    def _once_us(self, run: Callable[[], object]) -> float:
+        self._synchronise()
+        began = time.perf_counter()
+        run()
+        self._synchronise()
+        return (time.perf_counter() - began) * 1e6
+
+    def _synchronise(self) -> None:
+        if self._runner.device.type == "cuda":
+            torch.cuda.synchronize(self._runner.device)
 
 
-def _captured_step(
+def _capture_step(
     step: EngineStep, attribution: Attribution | None, progress: Progress
-) -> _CheckedMode:
+) -> _ModeCapture:
     """Capture the whole step of an engine, and check its sizes and its loops."""
-    if step.eager_reason:
-        return _CheckedMode(_eager_step(step.eager_reason), (), ())
     runner, requests = step.runner, step.runs()
     requests.admit()
-    captured = _captured(runner, step.batch, compare_steps, attribution, progress)
-    loops, mismatches = [], [*captured.mismatches]
-    for loop in captured.mode.loops:
+    captured, loops = _ModeCapture(runner, step.batch, compare_steps, attribution, progress), []
+    for loop in captured.record.loops:
         progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
         runs = step.runs(is_staggered=True, is_greedy=loop.kind == "greedy")
         steps, mismatch = compare_loop(runs)
         loops.append(replace(loop, steps_compared=steps))
-        mismatches += [] if mismatch is None else [mismatch]
+        captured.mismatches += [] if mismatch is None else [mismatch]
     requests.admit()  # for the inspection of the graphs
-    mode = replace(captured.mode, loops=tuple(loops), stats=runner.stats)
-    return replace(captured, mode=mode, mismatches=mismatches)
+    captured.record = replace(captured.record, loops=tuple(loops), stats=runner.stats)
+    return captured
 
 
 def _eager_step(reason: str) -> ModeRecord:

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
-from graphkit.graphs import NodeOrigin
+from graphkit.graphs import NodeOrigin, SizeTable
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
 from graphkit.runners.comparison import GRAPH_DIFFERS, INPUT_WRITTEN, PADDING_LEAKS
@@ -22,6 +22,17 @@ from graphkit.runners.comparison.differences import (
 
 NOT_FINITE = "the output is not finite, with and without the graph"
 """Kind of a mismatch that no comparison shows: NaN or infinity in every run."""
+_TRY_ALL_UP_TO = 8
+"""Captured sizes up to which every number of live requests is tried."""
+
+
+def live_sizes(table: SizeTable, size: int) -> list[int]:
+    """Return the numbers of live requests to try at a captured size: all, or ends and middle."""
+    most = min(size, table.max_batch_size)
+    if most <= _TRY_ALL_UP_TO:
+        return list(range(1, most + 1))
+    smaller = max((other for other in table if other < size), default=0)
+    return sorted({1, smaller + 1, most // 2, most - 1, most})
 
 
 @dataclass(frozen=True, slots=True)
