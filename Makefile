@@ -59,7 +59,14 @@ sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run the kernels under memcheck and ra
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$options --error-exitcode 9 \
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m sanitized -n 6 --dist worksteal tests/gpu tests/unit/ops tests/unit/attention || exit 1; done
 
+# As README installs it: without a GPU the CPU build of torch, which is smaller by gigabytes. An
+# index of one's own may have that build; pip asks the index of torch only if none has.
+TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+comma := ,
+HAS_GPU := $(shell command -v nvidia-smi)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(if $(HAS_GPU),,$(BIN)/python -m pip install --quiet '$(TORCH)+cpu' 2> /dev/null || \
+	$(BIN)/python -m pip install --quiet $(TORCH) --index-url https://download.pytorch.org/whl/cpu)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(if $(HAS_GPU),cuda$(comma))dev,docs]'
 	@touch $@

@@ -85,6 +85,31 @@ def modes() -> Figure:
     return figure
 
 
+def acceptance() -> Figure:
+    """Draw the rows of a verify step and what it accepts."""
+    figure = Figure("Two drafts are accepted, and the bonus token follows them", 210)
+    figure.text(10, 46, "rows of a verify", "start")
+    figure.text(10, 126, "target's next tokens", "start")
+    rows = [
+        ("root: the", "cat", "live"),
+        ("draft: cat", "sat", "live"),
+        ("draft: sat", "on", "live"),
+        ("draft: in", "the", "pad"),
+    ]
+    for index, (row, chosen, kind) in enumerate(rows):
+        x = 190 + 130 * index
+        figure.box(x, 25, 112, row, kind)
+        figure.arrow(x + 56, 59, x + 56, 103)
+        figure.box(x, 105, 112, chosen, "gpu" if index == 2 else kind)
+    for index, equal in enumerate(("=", "=", "is not")):
+        figure.text(190 + 130 * index + 121, 86, equal)
+    figure.text(311, 164, "2 accepted drafts")
+    figure.text(506, 164, "bonus token")
+    figure.text(636, 164, "rejected")
+    figure.text(440, 195, "3 accepted tokens: the accept length of this step")
+    return figure
+
+
 def sizes() -> Figure:
     """Draw live batch sizes and the captured sizes that hold them."""
     figure = Figure("Each live batch size runs at the smallest captured size that holds it", 150)
@@ -202,7 +227,7 @@ def device_loop() -> Figure:
     return figure
 
 
-FIGURES = (modes, sizes, padding, refresh, fallbacks, generations, device_loop)
+FIGURES = (modes, acceptance, sizes, padding, refresh, fallbacks, generations, device_loop)
 
 
 def main() -> None:

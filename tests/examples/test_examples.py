@@ -69,10 +69,20 @@ def test_the_command_audits_recurrent_layers_without_an_error(monkeypatch, capsy
     assert "architecture constants" in printed
 
 
-def test_the_code_of_the_readme_runs(capsys):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+def test_the_first_example_of_the_readme_prints_what_it_shows(capsys):
+    readme = (ROOT / "README.md").read_text()
+    code, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL).groups()
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.startswith("tensor([")
+    assert capsys.readouterr().out == shown
+
+
+def test_the_readme_is_short_and_installs_the_torch_of_the_constraints():
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 110
+    (version,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    index = "--index-url https://download.pytorch.org/whl/cpu"
+    assert f"pip install torch=={version} {index}" in readme
+    assert index in (ROOT / "Makefile").read_text()
 
 
 def test_the_readme_names_existing_make_targets():
@@ -125,13 +135,11 @@ def test_a_model_that_declares_nothing_has_no_error_and_few_findings(factory, de
 
 
 STEPS = {
-    "v1: the host checks each step": "v1: time per step",
+    "v1: the host waits for each step": "v1: time per step",
     "v2: the host is one step behind": "v2: time per step",
-    "v3, one step per launch": "one launch: time per step",
-    "v3, 64 steps per launch": "loop of 64: time per step",
+    "v3: 64 steps in one launch": "loop of 64: time per step",
     "v2, beside two busy processes per core": "v2, loaded: time per step",
-    "v3, 64 steps per launch, beside them": "loop of 64, loaded: time per step",
-    "the captured step alone, on the GPU": "bare step",
+    "v3, beside them": "loop of 64, loaded: time per step",
 }
 SETTINGS = ("chain, 1", "tree of topk 4, 1", "chain, 8", "tree of topk 4, 8")
 

@@ -1,4 +1,4 @@
-"""README's first example executes a small part of graphkit."""
+"""README's examples of a function and of a runner execute a small part of graphkit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).resolve().parents[2] / "README.md"
-MOST_FILES, MOST_LINES = 110, 16_000
 REPORT = """
 import json, sys
 files = {
@@ -22,16 +23,20 @@ print(json.dumps(files))
 """
 
 
-def test_the_first_example_executes_few_files_and_lines():
-    example = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
-    assert "runner.replay(batch)" in example
+@pytest.mark.parametrize(
+    ("call", "most_files", "most_lines"),
+    [("runner.replay(", 95, 15_000), ("gk.capture(", 115, 18_000)],
+)
+def test_an_example_executes_few_files_and_lines(call, most_files, most_lines):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    example = "import torch, graphkit as gk\n" + next(block for block in blocks if call in block)
     done = subprocess.run(
         [sys.executable, "-c", example + REPORT], capture_output=True, text=True, check=True,
         env={name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT")},
     )  # fmt: skip
     files = json.loads(done.stdout.splitlines()[-1])
     assert {"graphkit.runners.replayer", "graphkit.graphs.recorder"} <= files.keys()
-    assert len(files) <= MOST_FILES
-    assert sum(files.values()) <= MOST_LINES
+    assert len(files) <= most_files
+    assert sum(files.values()) <= most_lines
     rooms = {name.split(".")[1] for name in files if "." in name}
     assert not rooms & {"cli", "distributed", "engine", "models", "testing", "views"}
