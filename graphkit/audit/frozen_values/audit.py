@@ -21,7 +21,7 @@ from graphkit.audit.frozen_values.host_changes import (
     sample_batches,
     set_first_values,
 )
-from graphkit.audit.frozen_values.undeclared import NumberSearch, UndeclaredNumbers
+from graphkit.audit.frozen_values.undeclared import UndeclaredNumbers
 from graphkit.audit.recaptures import Baseline, DifferencesBySize, Recaptures
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
@@ -73,20 +73,19 @@ def _search_undeclared(
 ) -> None:
     """Report undeclared numbers that graphs follow, and constants of the architecture."""
     numbers = UndeclaredNumbers(target, runner)
-    search = NumberSearch(numbers, recaptures, baseline)
-    search.run()
-    for candidate, by_size in search.followed:
+    numbers.search(recaptures, baseline)
+    for candidate, by_size in numbers.followed:
         report_followed(check, candidate, by_size, baseline.records)
-    constants = [*numbers.constants, *(candidate.first for candidate in search.fixed)]
+    constants = numbers.constants
     kept = report_constants(check, constants, baseline.records)
     check.text = (
         f"changed {count_of(len(numbers.candidates), 'undeclared number')} in "
-        f"{count_of(search.captures, 'capture')}: graphs follow {len(search.followed)}; "
+        f"{count_of(numbers.captures, 'capture')}: graphs follow {len(numbers.followed)}; "
         f"{kept} of {count_of(len(constants), 'constant')} of the architecture among arguments"
     )
-    if search.left:
-        names = ", ".join(candidate.first.name for candidate in search.left)
-        check.text += f"; not searched within {count_of(search.captures, 'capture')}: {names}"
+    if numbers.left:
+        names = ", ".join(candidate.first.name for candidate in numbers.left)
+        check.text += f"; not searched within {count_of(numbers.captures, 'capture')}: {names}"
 
 
 def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:

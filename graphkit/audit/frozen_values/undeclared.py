@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,12 +66,19 @@ class UndeclaredNumbers:
         runner: A runner of the target.
 
     Attributes:
-        constants: Numbers that are constants of the architecture, one per name of all layers.
+        constants: Numbers that are constants of the architecture, one per name of all layers, and
+            those whose change makes the capture fail.
         candidates: All others.
+        followed: Candidates that graphs follow, with the differences at each size.
+        left: Candidates that were not searched when the captures were used up.
+        captures: Number of captures of all sizes.
     """
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self._host = HostNumbers(target.forwards[runner.mode])
+        self.followed: list[tuple[Candidate, DifferencesBySize]] = []
+        self.left: list[Candidate] = []
+        self.captures = 0
         declared = {
             name
             for setter, values in target.host_values.values()
@@ -100,11 +107,54 @@ class UndeclaredNumbers:
             for index, numbers in enumerate(sorted(groups.values(), key=_order))
         ]
 
-    def changed(self, candidates: Iterable[Candidate]) -> AbstractContextManager[None]:
-        """Change candidates for a block; see ``HostNumbers.varied``."""
-        return self._host.varied(
-            {number: value for each in candidates for number, value in each.values.items()}
-        )
+    def search(self, recaptures: Recaptures, baseline: Baseline) -> None:
+        """Change the candidates and capture again, until each is known or captures are used up.
+
+        Args:
+            recaptures: Captures the graphs again.
+            baseline: A capture without a change.
+        """
+        pending = [self.candidates] if self.candidates else []
+        while pending:
+            group = pending.pop(0)
+            if self.captures == MAX_CAPTURES:
+                self.left += group
+                continue
+            self.captures += 1
+            values = {n: value for candidate in group for n, value in candidate.values.items()}
+            change = Change(partial(self._host.varied, values))
+            by_size: DifferencesBySize | None = None
+            with suppress(CaptureError):
+                by_size = recaptures.differences(baseline, change)
+            if by_size is None and len(group) == 1:
+                self.constants += [candidate.first for candidate in group]
+            elif by_size is not None and len(group) == 1 and any(by_size.values()):
+                by_size = recaptures.confirmed(baseline, change, by_size)
+                self.followed += [(group[0], by_size)] if any(by_size.values()) else []
+            elif by_size is None or any(by_size.values()):
+                rest = group if by_size is None else self._without_explained(group, by_size)
+                half = len(rest) // 2
+                pending += [part for part in (rest[:half], rest[half:]) if part]
+
+    def _without_explained(
+        self, group: Sequence[Candidate], by_size: DifferencesBySize
+    ) -> list[Candidate]:
+        """Move the candidates that explain a difference to ``followed``, and return the others.
+
+        Nothing is left to search if they explain all differences.
+        """
+        explained: dict[int, dict[int, list[CaptureDifference]]] = {}
+        is_complete = True
+        for size, differences in by_size.items():
+            for difference in comparable(differences):
+                by = [at for at, candidate in enumerate(group) if candidate.explains(difference)]
+                if len(by) == 1:
+                    explained.setdefault(by[0], {}).setdefault(size, []).append(difference)
+                else:
+                    is_complete = False
+        self.followed += [(group[index], sizes) for index, sizes in explained.items()]
+        rest = [candidate for index, candidate in enumerate(group) if index not in explained]
+        return [] if is_complete else rest
 
 
 def changed_value(value: Any, index: int, words: Collection[str] = ()) -> Any:
@@ -163,77 +213,3 @@ def _shows_value(text: str, value: float) -> bool:
 
 MAX_CAPTURES = 10
 """Captures of a search, without those that confirm what it finds."""
-
-
-class NumberSearch:
-    """A search among the undeclared numbers of a forward.
-
-    Args:
-        numbers: The numbers.
-        recaptures: Captures the graphs again.
-        baseline: A capture without a change.
-
-    Attributes:
-        followed: Candidates that graphs follow, with the differences at each size.
-        fixed: Candidates whose change makes the capture fail.
-        left: Candidates that were not searched when the captures were used up.
-        captures: Number of captures of all sizes.
-    """
-
-    def __init__(
-        self, numbers: UndeclaredNumbers, recaptures: Recaptures, baseline: Baseline
-    ) -> None:
-        self._numbers, self._recaptures, self._baseline = numbers, recaptures, baseline
-        self.followed: list[tuple[Candidate, DifferencesBySize]] = []
-        self.fixed: list[Candidate] = []
-        self.left: list[Candidate] = []
-        self.captures = 0
-
-    def run(self) -> None:
-        """Change the candidates and capture again, until each is known or captures are used up."""
-        candidates = self._numbers.candidates
-        pending = [candidates] if candidates else []
-        while pending:
-            group = pending.pop(0)
-            if self.captures == MAX_CAPTURES:
-                self.left += group
-                continue
-            self.captures += 1
-            change = Change(partial(self._numbers.changed, group))
-            by_size = self._differences(change)
-            if by_size is None and len(group) == 1:
-                self.fixed += group
-            elif by_size is not None and len(group) == 1 and any(by_size.values()):
-                by_size = self._recaptures.confirmed(self._baseline, change, by_size)
-                self.followed += [(group[0], by_size)] if any(by_size.values()) else []
-            elif by_size is None or any(by_size.values()):
-                rest = group if by_size is None else self._without_explained(group, by_size)
-                half = len(rest) // 2
-                pending += [part for part in (rest[:half], rest[half:]) if part]
-
-    def _differences(self, change: Change) -> DifferencesBySize | None:
-        """Return what changes with some candidates; ``None`` if the capture fails."""
-        try:
-            return self._recaptures.differences(self._baseline, change)
-        except CaptureError:
-            return None
-
-    def _without_explained(
-        self, group: Sequence[Candidate], by_size: DifferencesBySize
-    ) -> list[Candidate]:
-        """Move the candidates that explain a difference to ``followed``, and return the others.
-
-        Nothing is left to search if they explain all differences.
-        """
-        explained: dict[int, dict[int, list[CaptureDifference]]] = {}
-        is_complete = True
-        for size, differences in by_size.items():
-            for difference in comparable(differences):
-                by = [at for at, candidate in enumerate(group) if candidate.explains(difference)]
-                if len(by) == 1:
-                    explained.setdefault(by[0], {}).setdefault(size, []).append(difference)
-                else:
-                    is_complete = False
-        self.followed += [(group[index], sizes) for index, sizes in explained.items()]
-        rest = [candidate for index, candidate in enumerate(group) if index not in explained]
-        return [] if is_complete else rest

@@ -34,59 +34,8 @@ class ViewState:
     cursor: str = ""
 
 
-class _Lines:
-    """The lines of a listing in one state, each computed when it is first needed."""
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing, self._state, self._page = listing, listing.state, listing.page
-        self._order = order_by(self._page.columns, self._state.sort, self._state.is_reversed)
-
-    @cached_property
-    def visible(self) -> tuple[Line, ...]:
-        """The lines on the screen."""
-        return self._flatten(lambda row: row.key in self._state.opened)
-
-    @cached_property
-    def all(self) -> tuple[Line, ...]:
-        """The lines if all rows were open."""
-        return self._flatten(lambda _row: True)
-
-    @cached_property
-    def matches(self) -> tuple[Line, ...]:
-        """The lines that contain the words of the search, those in closed rows included."""
-        return tuple(self._listing.containing(self._state.search, self.all))
-
-    @cached_property
-    def filter_sum(self) -> str:
-        """The sum of the rows that pass the filter."""
-        return sum_text(self._page, self._passing)
-
-    @cached_property
-    def search_sum(self) -> str:
-        """The sum of the rows that contain the words of the search."""
-        return sum_text(self._page, self.matches)
-
-    @cached_property
-    def _passing(self) -> tuple[Line, ...]:
-        return tuple(self._listing.containing(self._state.filter, flatten(self._page.rows)))
-
-    @cached_property
-    def _kept(self) -> frozenset[str] | None:
-        """Keys of the rows that pass the filter and of those around them; ``None`` for all."""
-        if not self._state.filter:
-            return None
-        return keys_around(self._passing).union(line.row.key for line in self._passing)
-
-    def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
-        kept = self._kept
-        return tuple(
-            flatten(
-                self._page.rows,
-                is_open=is_open,
-                is_kept=lambda row: kept is None or row.key in kept,
-                order=self._order,
-            )
-        )
+_OF_STATE = ("lines", "all_lines", "matches", "_passing", "_filter_sum", "_search_sum")
+"""What a listing computes from its state when it is first needed."""
 
 
 class Listing:
@@ -98,23 +47,22 @@ class Listing:
         self.at = 0
         self._is_tree = any(row.make_children for row in page.rows)
         self._cells: dict[str, tuple[str, ...]] = {}
-        self._lines = _Lines(self)
         self._change()
 
-    @property
+    @cached_property
     def lines(self) -> tuple[Line, ...]:
         """The visible rows."""
-        return self._lines.visible
+        return self._flatten(lambda row: row.key in self.state.opened)
 
-    @property
+    @cached_property
     def all_lines(self) -> tuple[Line, ...]:
         """The rows that would be visible if all were open."""
-        return self._lines.all
+        return self._flatten(lambda _row: True)
 
-    @property
+    @cached_property
     def matches(self) -> tuple[Line, ...]:
         """The rows that contain the words of the search, those in closed rows included."""
-        return self._lines.matches
+        return tuple(self.containing(self.state.search, self.all_lines))
 
     @property
     def line(self) -> Line | None:
@@ -253,11 +201,38 @@ class Listing:
         """Show only the outermost rows."""
         self._change(opened=frozenset())
 
+    @cached_property
+    def _passing(self) -> tuple[Line, ...]:
+        """The rows that pass the filter."""
+        return tuple(self.containing(self.state.filter, flatten(self.page.rows)))
+
+    @cached_property
+    def _filter_sum(self) -> str:
+        return sum_text(self.page, self._passing)
+
+    @cached_property
+    def _search_sum(self) -> str:
+        return sum_text(self.page, self.matches)
+
+    def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
+        state, kept = self.state, set[str]()
+        if state.filter:  # the rows that pass it, and those around them
+            kept = {line.row.key for line in self._passing} | keys_around(self._passing)
+        return tuple(
+            flatten(
+                self.page.rows,
+                is_open=is_open,
+                is_kept=lambda row: not state.filter or row.key in kept,
+                order=order_by(self.page.columns, state.sort, state.is_reversed),
+            )
+        )
+
     def _change(self, **facts: Any) -> None:
         """Change the state, with the cursor on its row or else on the nearest one around it."""
         around = self.line.parents if self.line else ()
         self.state = replace(self.state, **facts)
-        self._lines = _Lines(self)
+        for name in _OF_STATE:
+            self.__dict__.pop(name, None)
         positions = {line.row.key: at for at, line in enumerate(self.lines)}
         wanted = (self.state.cursor, *reversed(around))
         self.go(next((positions[key] for key in wanted if key in positions), self.at))
@@ -273,10 +248,10 @@ class Listing:
         if state.sort or state.is_reversed:
             yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
         if state.filter:
-            yield _with_sum(f"filter {state.filter}", self._lines.filter_sum)
+            yield _with_sum(f"filter {state.filter}", self._filter_sum)
         if state.search:
             match = f"match {self.match_number}/{len(self.matches)} {state.search}"
-            yield _with_sum(match, self._lines.search_sum)
+            yield _with_sum(match, self._search_sum)
 
     def _heading(self, column: Column) -> str:
         if column.name != self.state.sort:
