@@ -47,7 +47,7 @@ check: $(STAMP) docs ## lint, format, types and the documentation
 docs: $(STAMP) ## build the documentation into docs/build, without a network
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/build
 
-package-check: $(STAMP) ## build sdist and wheel of HEAD, install them in a clean environment and use them
+package-check: $(STAMP) ## build sdist and wheel of HEAD, install them on each Python of the classifiers and use them
 	$(BIN)/python tools/package_check.py
 
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already

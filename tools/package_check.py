@@ -1,7 +1,8 @@
-"""Build the sdist and the wheel of HEAD, install them in a clean environment, and use them there.
+"""Build the sdist and the wheel of HEAD, install them in clean environments, and use them there.
 
 ``make package-check`` runs it. The wheel is built twice, from the repository and from the sdist,
-and both must have the same files. The environment takes its packages from where ``make`` does.
+and both must have the same files. There is an environment for each Python of the classifiers that
+is installed; the others are named. Packages come from where ``make`` takes them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -73,8 +74,7 @@ def main() -> int:
     """Build, install and use the packages."""
     with tempfile.TemporaryDirectory(prefix="graphkit-") as name:
         work = Path(name)
-        source, empty = work / "source", work / "empty"
-        empty.mkdir()
+        source = work / "source"
         run("git", "archive", "--output", work / "source.tar", "HEAD", folder=ROOT)
         shutil.unpack_archive(work / "source.tar", source, filter="tar")
         wheel = built("wheel", source, work / "wheel")
@@ -86,20 +86,42 @@ def main() -> int:
             changed = files_of(wheel).items() ^ files_of(from_sdist).items()
             raise SystemExit(f"the sdist builds another wheel: {sorted(changed)}")
 
-        venv.create(work / "env", with_pip=True)
-        python = work / "env" / "bin" / "python"
-        constraints = ROOT / "constraints.txt"
-        wanted = f"{from_sdist}[{EXTRAS}]"
-        pip = (python, "-m", "pip", "install", "--quiet", "--constraint", constraints)
-        run(*pip, wanted, folder=empty)
-        print(run(python, "-c", IMPORT_ALL, folder=empty), end="")
-        for arguments in COMMANDS:
-            run(python.with_name("graphkit"), *arguments.split(), folder=empty)
-        for report, begins in (("", "False\n"), (str(work / "audit.json"), "True\n")):
-            if run(python, "-c", FOLLOWED, folder=empty, GRAPHKIT_AUDIT=report) != begins:
-                raise SystemExit(f"GRAPHKIT_AUDIT={report!r}: an audit begins must be {begins}")
-        print(f"{sdist.name} and {wheel.name} work")
+        for version, interpreter in interpreters().items():
+            use(from_sdist, interpreter, work / version)
+            print(f"{sdist.name} and {wheel.name} work with Python {version}")
     return 0
+
+
+def interpreters() -> dict[str, str]:
+    """Return the installed Pythons of the classifiers by version; print those that are missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: "
+    versions = [each.removeprefix(prefix) for each in project["classifiers"] if prefix in each]
+    installed = {"{}.{}".format(*sys.version_info): sys.executable}
+    for version in (each for each in versions if "." in each and each not in installed):
+        command = shutil.which(f"python{version}")
+        # A shim of pyenv exists for versions that are not selected, too.
+        if command and not subprocess.run([command, "-V"], capture_output=True).returncode:
+            installed[version] = command
+        else:
+            print(f"Python {version} is not installed: not checked")
+    return installed
+
+
+def use(wheel: Path, interpreter: str, folder: Path) -> None:
+    """Install a wheel in a new environment of an interpreter, and use it there."""
+    empty = folder / "empty"
+    empty.mkdir(parents=True)
+    run(interpreter, "-m", "venv", folder / "env", folder=empty)
+    python = folder / "env" / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
+    run(*pip, f"{wheel}[{EXTRAS}]", folder=empty)
+    print(run(python, "-c", IMPORT_ALL, folder=empty), end="")
+    for arguments in COMMANDS:
+        run(python.with_name("graphkit"), *arguments.split(), folder=empty)
+    for report, begins in (("", "False\n"), (str(folder / "audit.json"), "True\n")):
+        if run(python, "-c", FOLLOWED, folder=empty, GRAPHKIT_AUDIT=report) != begins:
+            raise SystemExit(f"GRAPHKIT_AUDIT={report!r}: an audit begins must be {begins}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -84,6 +88,22 @@ def test_the_command_points_at_main():
 
     assert PYPROJECT["project"]["scripts"] == {"graphkit": "graphkit.cli:main"}
     assert callable(main)
+
+
+def test_the_tested_versions_are_within_the_bounds_and_next_to_the_upper_ones():
+    project = PYPROJECT["project"]
+    extras = (project["optional-dependencies"][name] for name in ("cuda", "models", "metrics"))
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = {canonicalize_name(name): version for name, version in (p.split("==") for p in pins)}
+    for requirement in map(Requirement, [*project["dependencies"], *chain(*extras)]):
+        version = Version(tested[canonicalize_name(requirement.name)])
+        assert version in requirement.specifier, requirement
+        (bound,) = (Version(s.version) for s in requirement.specifier if s.operator == "<")
+        after = [*version.release[: len(bound.release)]]
+        after[-1] += 1
+        if requirement.name == "transformers":  # `make versions` runs a newer one
+            after[-1] += 1
+        assert [*bound.release] == after, requirement
 
 
 @pytest.mark.slow
