@@ -64,7 +64,7 @@ def admit(runner, row, new=NEW):
     runner.admit(row, PROMPT, max_new_tokens=new)
     if runner.device.type == "cuda":
         torch.cuda.synchronize()
-        runner._report_checks()
+        runner._requests.report()
 
 
 def text(runner, rows):
@@ -172,7 +172,7 @@ def test_a_replay_needs_the_slots_of_one_step(runner, verb):
             getattr(runner, verb)(batch)
             if runner.device.type == "cuda":
                 torch.cuda.synchronize()
-                runner._report_checks()
+                runner._requests.report()
 
     with pytest.raises(gk.InputError, match=r"\[1, \d\] is slot 0: the row ends too early"):
         run()

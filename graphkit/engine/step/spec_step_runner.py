@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
+from torch import nn
 
 from graphkit.config import BufferSizes, require_int
 from graphkit.distributed import RankGroup
@@ -19,20 +20,25 @@ from graphkit.engine.step.device_loops import DeviceLoops
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.loop_capture import LoopStep
-from graphkit.engine.step.request_step_runner import _RequestStepRunner
-from graphkit.engine.step.spec_step import SpecStep
+from graphkit.engine.step.request_state import RequestState
+from graphkit.engine.step.sampling_params import SamplingParams
+from graphkit.engine.step.spec_step import SpecStep, SpecStepInputs, SpecStepOutput, StepVariant
+from graphkit.engine.step.step_requests import StepRequests
 from graphkit.engine.step.step_stream import StepStream
-from graphkit.errors import ReplayError
-from graphkit.graphs import Attribution, Backend, backend_for
+from graphkit.errors import ConfigError, ReplayError
+from graphkit.graphs import Attribution, Backend, backend_for, scope
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, ReplayStats, SizeRecord
+from graphkit.runners import StepRunner
 from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
 
-class SpecStepRunner(_RequestStepRunner):
+
+class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     """Captures draft, verify, accept and catch-up as one graph, and loops over it on the device.
 
     ``replay`` runs one step. ``launch`` runs many: the device removes requests as they end, runs
@@ -75,6 +81,9 @@ class SpecStepRunner(_RequestStepRunner):
             drafter needs the host.
     """
 
+    group: RankGroup | None
+    _use: PoolUse | None
+
     @allocates
     def __init__(
         self,
@@ -107,7 +116,7 @@ class SpecStepRunner(_RequestStepRunner):
         check_unused("SpecStepRunner", target.pools, allocates=False)
         step = SpecStep(target, drafter, context)
         self._set_up(step, options)
-        self._use: PoolUse | None = PoolUse("SpecStepRunner", step.pools, allocates=False)
+        self._use = PoolUse("SpecStepRunner", step.pools, allocates=False)
 
     @classmethod
     def from_step(cls, step: SpecStep, options: StepOptions | None = None) -> Self:
@@ -127,10 +136,103 @@ class SpecStepRunner(_RequestStepRunner):
 
     @allocates
     def _set_up(self, step: SpecStep, options: StepOptions) -> None:
-        super().__init__(step, options)
-        self._use = None
+        if reason := step.eager_reason:
+            raise ConfigError(f"the step cannot run without the host: {reason}.", field="drafter")
+        context, self.spec_step = step.context, step
+        self._is_greedy, self._use = options.is_greedy, None
+        super().__init__(
+            self._whole_step,
+            inputs=SpecStepInputs,
+            output=SpecStepOutput,
+            spec=context.spec.longest,
+            sizes=context.sizes,
+            tokens_per_request=1,
+            group=options.group,
+            **context.runner_options,
+        )
+        self._requests = StepRequests(step, is_greedy=options.is_greedy, join_loops=self.join_loops)
+        for runner in step.runners:  # their eager runs are parts of this step
+            runner.dispatch.counts_fallbacks = False
         self._loops = DeviceLoops(self, step, options.ring_entries)
         self.no_loop_reason = self._loops.no_loop_reason
+
+    @property
+    def state(self) -> RequestState:
+        """State of the requests, by request row."""
+        return self.spec_step.state
+
+    @property
+    def slots_ahead(self) -> int:
+        """KV slots that a step writes behind the committed tokens of a request."""
+        return self.spec_step.slots_ahead
+
+    @property
+    def max_path(self) -> int:
+        """Most tokens that a step accepts for a request, the bonus token included."""
+        return self.spec_step.max_path
+
+    def admit(
+        self,
+        req_pool_index: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        num_output_tokens: int = 0,
+    ) -> torch.Tensor:
+        """Prefill a prompt; the next step continues the request. Enqueues only, eagerly.
+
+        Args:
+            req_pool_index: Row of the request. ``req_to_token`` has the KV slots of the prompt and
+                ``slots_ahead`` more, which the first step needs. A launch of N steps needs slots
+                for ``(N - 1) * max_path`` further tokens, but for none behind ``max_new_tokens``.
+                The row may have them now, or get them before the launch.
+            prompt_ids: Token ids of the prompt, at least one.
+            sampling: ``None`` selects the defaults of ``SamplingParams``. A request without a seed
+                gets a different one for each call of ``admit``. A repeated run gets the same seeds,
+                which are those of an engine with ``seed=0``.
+            max_new_tokens: Most tokens to generate; by default that of ``sampling``.
+            num_output_tokens: How many of the last ``prompt_ids`` the request has generated, if it
+                was admitted before. Penalties and ``min_tokens`` count them as output.
+
+        Slots are checked on the device. For a wrong slot, this call raises on the CPU, and a later
+        call of ``admit``, ``replay`` or ``launch`` raises on CUDA. A row that has slots for its
+        longest text is not checked again; any other one is checked before each launch and replay.
+
+        Returns:
+            The report of the first new token, [1, 6] int32, on the device. The last column has the
+            bits of its log-probability, float32, or -1 without ``logprobs``.
+
+        Raises:
+            ConfigError: ``max_new_tokens`` is not an int of at least 1, or ``num_output_tokens`` is
+                not an int of at least 0.
+            InputError: The row is outside the table or reserved, the prompt is not a sequence of
+                token ids, ``sampling`` is not a ``SamplingParams`` or has a stop token outside the
+                vocabulary, prompt and new tokens do not fit in a row of ``req_to_token``, the
+                request has a temperature although the runner is greedy, or a slot of the row is
+                empty, outside the KV pool or in use by another request.
+            ReplayError: The runner is closed.
+        """
+        self._require_open("admit")
+        requests = self._requests
+        requests.report()
+        prefill = requests.checked(
+            req_pool_index, prompt_ids, sampling, max_new_tokens, num_output_tokens
+        )
+        return self._on_ranks(requests.prefill, prefill)
+
+    def release(self, req_pool_indices: Sequence[int]) -> None:
+        """Make rows pads of all later launches and replays. Enqueues only.
+
+        A loop that is running continues the requests until it ends; see ``StepStream.stop``.
+
+        Raises:
+            InputError: A row occurs twice, is outside the table or is reserved.
+            ReplayError: The runner is closed.
+        """
+        self._require_open("release")
+        rows = self.state.valid_rows(req_pool_indices, may_be_empty=True)
+        self._requests.release(rows)
 
     def join_loops(self) -> None:
         """Make later work of the current stream run after the loops. Does not wait on CUDA."""
@@ -166,7 +268,7 @@ class SpecStepRunner(_RequestStepRunner):
         """
         if self.status != "planned":
             return super().capture()  # raises
-        self._admission.warm_up(self.capturing_backend())
+        self._requests.admission.warm_up(self.capturing_backend())
         if self.no_loop_reason:
             logger.warning("%s runs no device loops: %s.", self.mode.name, self.no_loop_reason)
         else:
@@ -186,7 +288,7 @@ class SpecStepRunner(_RequestStepRunner):
         with ExitStack() as trial:
             loops: tuple[LoopRecord, ...] = ()
             if self.status == "planned":
-                self._admission.warm_up(self.capturing_backend())
+                self._requests.admission.warm_up(self.capturing_backend())
             if self.status == "planned" and not self.no_loop_reason:
                 self._loops.capture(self._loop_steps(), trial_sizes(self.table))
                 trial.callback(self._loops.close)
@@ -194,12 +296,35 @@ class SpecStepRunner(_RequestStepRunner):
             mode = trial.enter_context(super().trial_capture())
             yield replace(mode, loops=loops or mode.loops)
 
+    def memory_names(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """See ``Runner.memory_names``; the state is that of the requests and of all models."""
+        names = super().memory_names(weights)
+        return {
+            **names,
+            "state": {**names["state"], **self.spec_step.tensors()},
+            "mailbox": {**names["mailbox"], **self._requests.slots.tensors()},
+        }
+
     def memory_parts(self) -> dict[str, list[torch.Tensor]]:
         """See ``Runner.memory_parts``; of all models of the step, and of the loops."""
         parts = super().memory_parts()
-        for name, tensors in self._loops.memory_parts().items():
-            parts[name] += tensors
+        for of_part in (self.spec_step.memory_parts(), self._loops.memory_parts()):
+            for name, tensors in of_part.items():
+                parts[name] += tensors
+        parts["static_buffers"] += self._requests.slots.tensors().values()
         return parts
+
+    def replay(
+        self,
+        batch: SpecStepInputs,
+        *,
+        padded_batch_size: int | None = None,
+        clone: bool = False,
+    ) -> SpecStepOutput:
+        """Replay one step; see ``Runner.replay``."""
+        return self._on_ranks(self._checked_replay, batch, padded_batch_size, clone)
 
     @property
     def can_launch(self) -> bool:
@@ -252,7 +377,7 @@ class SpecStepRunner(_RequestStepRunner):
         with ExitStack() as last_first:  # closes all, even if a rank has failed
             for runner in self.spec_step.runners:
                 last_first.callback(runner.close)
-            last_first.callback(self._admission.close)
+            last_first.callback(self._requests.admission.close)
             if self._use is not None:
                 last_first.callback(self._use.end)
             last_first.callback(super().close)
@@ -275,6 +400,36 @@ class SpecStepRunner(_RequestStepRunner):
             "the runners of the step": ", ".join(inner),
         }
 
+    def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        return call(*arguments) if self.group is None else self.group.run(call, *arguments)
+
+    def _require_open(self, what: str) -> None:
+        if self.status == "closed":
+            raise ReplayError(f"{what} needs an open runner, but this one is closed.")
+
+    def _checked_replay(
+        self, batch: SpecStepInputs, padded_batch_size: int | None, clone: bool
+    ) -> SpecStepOutput:
+        self._requests.report()
+        self._requests.check_all_growing()
+        return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
+
+    def _fall_back(self, batch: SpecStepInputs, without: Collection[str]) -> SpecStepOutput:
+        self._requests.check_all_growing()
+        return super()._fall_back(batch, without)
+
+    def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
+        return self._run(inputs, is_greedy=self._is_greedy)
+
+    def _run(
+        self, inputs: SpecStepInputs, *, is_greedy: bool, variant: StepVariant | None = None
+    ) -> SpecStepOutput:
+        if self.spec_step.context.is_checking:
+            with scope("check slots"):
+                self._requests.slots.enqueue_step(inputs.req_pool_indices)
+        report = self.spec_step.run(inputs.req_pool_indices, is_greedy=is_greedy, variant=variant)
+        return SpecStepOutput(report=report)
+
     def _loop_steps(self) -> dict[bool, list[LoopStep]]:
         """Return the step of each variant, by whether it is greedy."""
         variants, kinds = self.spec_step.variants, (True,) if self._is_greedy else (True, False)
@@ -286,10 +441,10 @@ class SpecStepRunner(_RequestStepRunner):
     def _checked_launch(
         self, req_pool_indices: Sequence[int], max_steps: int, until: Collection[int]
     ) -> StepStream:
-        self._report_checks()
+        self._requests.report()
         require_int("launch", "max_steps", max_steps)
         rows = self.state.valid_rows(req_pool_indices, until)
-        self._check_growing(rows, max_steps)
+        self._requests.check_growing(rows, max_steps)
         return self._loops.launch(
             rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
         )
