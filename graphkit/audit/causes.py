@@ -64,9 +64,7 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
         if finding.audit == Audit.FROZEN and _argument(finding) in named_by_shadow:
             continue  # shadow reports it with the name of the host number
         if finding.kind == FindingKind.NONDETERMINISTIC_CAPTURE and any(
-            other.kind in (FindingKind.FREED_MEMORY, FindingKind.REPLACED_BUFFER)
-            and {*finding.modes} <= {*other.modes}
-            for other in findings
+            other.kind in _REPLACED and {*finding.modes} <= {*other.modes} for other in findings
         ):
             continue  # each capture reads the tensor that the one before has put there
         earlier = [other for other in kept if other.audit in _EARLIER.get(finding.audit, ())]

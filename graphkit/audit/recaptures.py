@@ -86,13 +86,6 @@ class Baseline:
     unset: Mapping[int, UnsetBytes]
     repeated: DifferencesBySize
 
-    def differences(self, before: CanonicalBySize, after: CanonicalBySize) -> DifferencesBySize:
-        """Return the differences of each size, without unset bytes."""
-        return {
-            size: list(capture_differences(nodes, after[size], self.unset[size]))
-            for size, nodes in before.items()
-        }
-
 
 class Recaptures:
     """Captures a runner's graphs next to the runner's own, and compares them.
@@ -179,7 +172,7 @@ class Recaptures:
         if is_repeated:
             with self.captured(attribution=Attribution(self._weights)) as graphs:
                 second = self._canonical(graphs)
-                differ = self.on_any_rank(first != second) and (
+                differ = on_any_rank(self.runner, first != second) and (
                     self._compare_replays(graphs) == "different"
                 )
         marked = self.nodes(stack_fill=UNSET_MARKER) if self.is_cuda else first
@@ -189,8 +182,7 @@ class Recaptures:
             else differing_bytes(nodes, second[size], marked[size])
             for size, nodes in first.items()
         }
-        baseline = Baseline(first, records, unset, {})
-        return Baseline(first, records, unset, baseline.differences(first, second))
+        return Baseline(first, records, unset, _differences(first, second, unset))
 
     def differences(self, baseline: Baseline, change: Change) -> DifferencesBySize:
         """Capture with a change, and return what differs from the baseline.
@@ -198,7 +190,7 @@ class Recaptures:
         Raises:
             CaptureError: The step cannot be captured with the change.
         """
-        return baseline.differences(baseline.nodes, self.nodes(change))
+        return _differences(baseline.nodes, self.nodes(change), baseline.unset)
 
     def confirmed(
         self, baseline: Baseline, change: Change, by_size: DifferencesBySize
@@ -211,7 +203,7 @@ class Recaptures:
             by_size: What ``differences`` returned for it.
         """
         for stack_fill, changed_first in _CONFIRMATIONS if self.is_cuda else ((0, True),):
-            if self.on_any_rank(any(by_size.values())):
+            if on_any_rank(self.runner, any(by_size.values())):
                 again = self._compare_again(baseline, change, stack_fill, changed_first)
                 by_size = {
                     size: [d for d in differences if d.is_repeated_in(again[size])]
@@ -221,16 +213,12 @@ class Recaptures:
             size: [d for d in differences if not _is_optional(d, baseline.records[size])]
             for size, differences in by_size.items()
         }
-        if not self.on_any_rank(certain != by_size):
+        if not on_any_rank(self.runner, certain != by_size):
             return by_size
         if self._draw is None:  # without a valid batch, nothing can be replayed
             return certain
         with self.captured(change, Attribution(self._weights)) as graphs:
             return certain if self._compare_replays(graphs) == "equal" else by_size
-
-    def on_any_rank(self, is_needed: bool) -> bool:
-        """Return whether any rank needs a further capture or replay, which all then run."""
-        return on_any_rank(self.runner, is_needed)
 
     def _compare_again(
         self, baseline: Baseline, change: Change, stack_fill: int, changed_first: bool
@@ -238,7 +226,7 @@ class Recaptures:
         captures = {}
         for is_changed in (changed_first, not changed_first):
             captures[is_changed] = self.nodes(change if is_changed else None, stack_fill)
-        return baseline.differences(captures[False], captures[True])
+        return _differences(captures[False], captures[True], baseline.unset)
 
     def _canonical(self, graphs: GraphsBySize) -> CanonicalBySize:
         return {size: canonical_nodes(graphs[size], self._names) for size in sorted(graphs)}
@@ -277,6 +265,16 @@ class Recaptures:
         if kept[0] != kept[1] or other[0] != other[1]:
             return "nondeterministic"
         return "equal" if kept[0] == other[0] else "different"
+
+
+def _differences(
+    before: CanonicalBySize, after: CanonicalBySize, unset: Mapping[int, UnsetBytes]
+) -> DifferencesBySize:
+    """Return the differences of each size, without unset bytes."""
+    return {
+        size: list(capture_differences(nodes, after[size], unset[size]))
+        for size, nodes in before.items()
+    }
 
 
 def _is_optional(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:

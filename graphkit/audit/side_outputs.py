@@ -12,8 +12,7 @@ itself, as layers read a context object, is reported as a note: others may read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -39,17 +38,14 @@ from graphkit.runners.targets import CaptureTarget
 _PLAIN = torch.Tensor, nn.Parameter
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """What a run of a forward has left.
+_Held = dict[str, tuple[Container, Any, torch.Tensor]]
+"""Tensors by name, each with the container and the key that hold it."""
 
-    Attributes:
-        tensors: Each tensor by name, with the container and the key that hold it.
-        inputs: The tensors of the run's inputs, by storage.
-        objects: The walk over the forward.
-    """
 
-    tensors: dict[str, tuple[Container, Any, torch.Tensor]]
+class _Left(NamedTuple):
+    """What a run of a forward has left, its inputs by storage, and the walk over the forward."""
+
+    tensors: _Held
     inputs: dict[int, torch.Tensor]
     objects: ReachableObjects
 
@@ -134,10 +130,10 @@ def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
                 yield from _tensors_in(inner, depth - 1)
 
 
-def _side_outputs(first: _Left, second: _Left) -> dict[str, tuple[Container, Any, torch.Tensor]]:
+def _side_outputs(first: _Left, second: _Left) -> _Held:
     """Return what the second run left and the first did not, except constants and inputs."""
     held = {id(tensor) for _, _, tensor in first.tensors.values()}
-    outputs: dict[str, tuple[Container, Any, torch.Tensor]] = {}
+    outputs: _Held = {}
     for name, (container, key, tensor) in second.tensors.items():
         if id(tensor) in held or storage_id(tensor) in second.inputs:
             continue
@@ -155,7 +151,7 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _lines(
     runner: Runner[Any, Any],
     batches: Sequence[Any],
-    outputs: dict[str, tuple[Container, Any, torch.Tensor]],
+    outputs: _Held,
 ) -> dict[str, str]:
     """Return the lines that leave tensors in the second of two runs without a graph, by name."""
     if not outputs:

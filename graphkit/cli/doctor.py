@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,16 +16,8 @@ from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_result
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line of the doctor's report.
-
-    Attributes:
-        what: A library, a device or a capability.
-        found: Its version or name; empty if it is missing.
-        works: True if the features that need it work.
-        remedy: What to do if they do not.
-    """
+class Fact(NamedTuple):
+    """A library, a device or a capability, its version, if it works, and what to do if not."""
 
     what: str
     found: str
@@ -56,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     facts = list(_facts())
     if arguments.json:
-        print_result(json.dumps([asdict(fact) for fact in facts], indent=2) + "\n")
+        print_result(json.dumps([fact._asdict() for fact in facts], indent=2) + "\n")
     else:
         print_result(_table(facts))
     return DONE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -108,7 +108,6 @@ class RowDifference:
         yield RowPlaces(*tokens, *totals, may_have_pads=True)
 
 
-@dataclass(slots=True)
 class KnownRows:
     """The rows of all runs so far.
 
@@ -116,8 +115,9 @@ class KnownRows:
         num_compared: Units that were compared with those of an earlier run.
     """
 
-    num_compared: int = 0
-    _rows: dict[Hashable, tuple[RowRun, int, dict[str, torch.Tensor]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.num_compared = 0
+        self._rows: dict[Hashable, tuple[RowRun, int, Tensors]] = {}
 
     def difference(self, run: RowRun, output: Output) -> RowDifference | None:
         """Compare the output of a run with earlier ones, and keep what is new.
@@ -127,17 +127,16 @@ class KnownRows:
         """
         tensors = output.tensors()
         for unit, key in enumerate(run.keys):
-            rows = run.rows(tensors, unit)
-            if key not in self._rows:
-                kept = {name: tensor.clone() for name, tensor in rows.items()}
-                self._rows[key] = run, unit, kept
+            rows = {name: tensor.clone() for name, tensor in run.rows(tensors, unit).items()}
+            expected, first, known = self._rows.setdefault(key, (run, unit, rows))
+            if known is rows:
                 continue
-            expected, first, known = self._rows[key]
             self.num_compared += 1
             for name in known:
                 if name in rows and not same_bits(known[name], rows[name]):
-                    pair = known[name], rows[name].clone()
-                    return RowDifference(expected, run, (first, unit), name, pair)
+                    return RowDifference(
+                        expected, run, (first, unit), name, (known[name], rows[name])
+                    )
         return None
 
 
