@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
@@ -12,19 +11,13 @@ from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import bisected
 from graphkit.audit.object_snapshot import ObjectSnapshot
-from graphkit.audit.ranks import NOT_ON_RANKS
-from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
 from graphkit.audit.runs.request_runs import ReportRows, RequestPrompts, RequestRun, RequestRuns
 from graphkit.config import require_int
 from graphkit.engine.step import SpecStepRunner
-from graphkit.graphs import Attribution
 from graphkit.records import Finding, count_of, distinct_text, listed
 from graphkit.records.audit import Audit
 from graphkit.runners.comparison import Rounding, check_tolerance
-from graphkit.runners.targets import CaptureTarget
-from graphkit.spec import ForwardMode
 
-_ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
 _SHOWN = 3
 """Most names that a text lists."""
 _FROZEN = (
@@ -68,57 +61,6 @@ def audit_loop(
     log = AuditLog(tolerance)
     check_loop(RequestRuns(runner, requests), steps, log)
     return tuple(log.findings)
-
-
-@contextmanager
-def audited_step(
-    target: CaptureTarget,
-    log: AuditLog,
-    chosen: Collection[Audit],
-    *,
-    batch_sizes: Sequence[int],
-    device: str,
-    needs_graphs: bool,
-) -> Iterator[SpecStepRunner | None]:
-    """Audit the whole step of a target's engine, and yield its runner, captured.
-
-    All audits but ``loop`` work on single forwards, and log that they were not run.
-
-    Args:
-        target: Has an engine.
-        log: Collects checks and findings.
-        chosen: Audits.
-        batch_sizes: Sizes to capture.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        needs_graphs: Whether to capture the step even if no audit runs.
-
-    Yields:
-        ``None`` if nothing was captured.
-
-    Raises:
-        CaptureError: The step cannot be captured.
-        TargetError: The engine is invalid.
-    """
-    mode = ForwardMode.STEP.name
-    for audit in chosen:
-        if audit is not Audit.LOOP:
-            log.skip(audit, mode, _ONE_FORWARD)
-    runs_loop = Audit.LOOP in chosen
-    if runs_loop and target.group is not None:
-        log.skip(Audit.LOOP, mode, NOT_ON_RANKS[Audit.LOOP])
-        runs_loop = False
-    if not (needs_graphs or runs_loop):
-        yield None
-        return
-    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
-        if step.eager_reason:
-            log.skip(Audit.LOOP, mode, step.eager_reason)
-            yield None
-            return
-        step.runner.capture(attribution=Attribution(target.weights))
-        if runs_loop:
-            check_loop(step.runs(is_staggered=True), LOOP_STEPS, log)
-        yield step.runner
 
 
 def check_loop(runs: RequestRuns, steps: int, log: AuditLog) -> None:

@@ -15,11 +15,12 @@ from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.frozen_values import audit_frozen_values
 from graphkit.audit.launch import audit_launch, audit_streams
-from graphkit.audit.loop import audited_step
+from graphkit.audit.loop import check_loop
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.rows import audit_rows
+from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.stale_memory import audit_stale_memory
@@ -36,6 +37,7 @@ from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
 
+_ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 """An audit of one mode: gets the target, which draws the batches and declares memory, a runner of
 it, and the log for what it finds. Nothing else may be replayed meanwhile. Every audit restores
@@ -185,8 +187,7 @@ def _audited(
 ) -> Iterator[Runner[Any, Any] | None]:
     """Audit a mode, and yield its captured runner; ``None`` if there are no graphs."""
     if mode not in target.forwards:
-        settings: dict[str, Any] = {"batch_sizes": batch_sizes, "device": device}
-        with audited_step(target, log, chosen, needs_graphs=needs_graphs, **settings) as of_engine:
+        with _audited_step(target, log, chosen, batch_sizes, device, needs_graphs) as of_engine:
             yield of_engine
         return
     # Audits feed NaN and stale rows on purpose, which the checking mode refuses.
@@ -209,3 +210,37 @@ def _audited(
             else:
                 audit(target, runner, log)
         yield runner
+
+
+@contextmanager
+def _audited_step(
+    target: CaptureTarget,
+    log: AuditLog,
+    chosen: Collection[Audit],
+    batch_sizes: Sequence[int],
+    device: str,
+    needs_graphs: bool,
+) -> Iterator[Runner[Any, Any] | None]:
+    """Audit the whole step of a target's engine, and yield its runner as ``_audited`` does.
+
+    All audits but ``loop`` work on single forwards, and log that they were not run.
+    """
+    mode, runs_loop = ForwardMode.STEP.name, Audit.LOOP in chosen
+    for audit in chosen:
+        if audit is not Audit.LOOP:
+            log.skip(audit, mode, _ONE_FORWARD)
+    if runs_loop and target.group is not None:
+        log.skip(Audit.LOOP, mode, NOT_ON_RANKS[Audit.LOOP])
+        runs_loop = False
+    if not (needs_graphs or runs_loop):
+        yield None
+        return
+    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
+        if step.eager_reason:
+            log.skip(Audit.LOOP, mode, step.eager_reason)
+            yield None
+            return
+        step.runner.capture(attribution=Attribution(target.weights))
+        if runs_loop:
+            check_loop(step.runs(is_staggered=True), LOOP_STEPS, log)
+        yield step.runner

@@ -102,7 +102,7 @@ def test_an_audit_of_forwards_captures_no_step(run, monkeypatch):
     def no_engine(*_, **__):
         raise AssertionError("an engine was created")
 
-    monkeypatch.setattr("graphkit.audit.loop.open_step", no_engine)
+    monkeypatch.setattr("graphkit.audit.report.open_step", no_engine)
     ended = run("audit", "engine_target:right", "--only", "frozen")
     assert "not run: STEP is the whole step" in words(ended.out)
 

@@ -120,13 +120,13 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
 
     size, has_switch = sum(body.num_nodes for body in loop.bodies), len(loop.bodies) > 1
     bodies = [
-        row(f"{f'{at}: ' * has_switch}{body_name(body)}", body.num_nodes, time_us=body.replay_us)
+        row(f"{f'{at}: ' * has_switch}{_body_name(body)}", body.num_nodes, time_us=body.replay_us)
         for at, body in enumerate(loop.bodies)
     ]
     inside = [row(_switch_name(loop), size, bodies)] if has_switch else bodies
     parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
-    compared = f"; {count_of(loop.steps_compared, 'step')} compared with single replays"
-    return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, loop_text(loop) + compared)
+    compared = f"{count_of(loop.steps_compared, 'step')} compared with single replays"
+    return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, compared)
 
 
 def _size_rows(
@@ -169,7 +169,7 @@ def _links(
     return links
 
 
-def body_name(body: LoopBody) -> str:
+def _body_name(body: LoopBody) -> str:
     """Return the name of a loop's body: its size and, of several, its draft length."""
     name = f"body of size {body.batch_size}"
     if body.drafts is None:
@@ -181,18 +181,3 @@ def body_name(body: LoopBody) -> str:
 def _switch_name(loop: LoopRecord) -> str:
     is_adaptive = any(body.drafts is not None for body in loop.bodies)
     return "SWITCH size and drafts" if is_adaptive else "SWITCH size"
-
-
-def loop_text(loop: LoopRecord) -> str:
-    """Return the composition of a loop on one line."""
-    bodies = "; ".join(
-        f"{index}: {body_name(body)}, {count_of(body.num_nodes, 'node')}"
-        for index, body in enumerate(loop.bodies)
-    )
-    inside = (
-        f"{_switch_name(loop)} {{ {bodies} }}"
-        if len(loop.bodies) > 1
-        else bodies.partition(": ")[2]
-    )
-    prologue = f"prologue, {count_of(loop.prologue_nodes, 'node')}"
-    return f"{loop.kind} loop: {prologue}; WHILE again {{ {inside} }}"

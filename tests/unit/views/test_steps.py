@@ -9,7 +9,6 @@ import pytest
 from graphkit.records import LoopBody, LoopRecord, Mismatch, SizeRecord
 from graphkit.views import capture_view, inspect_view
 from graphkit.views.module_tree import module_tree, node_phases
-from graphkit.views.pages.overview import loop_text
 
 SCOPES = (
     ("(refresh)", "", 1.0), ("", "", 0.5),
@@ -94,15 +93,6 @@ def test_graphs_of_other_modes_have_no_phases(graph_of):
     assert set(node_phases(graph)) == {""}
     paths = {child.path for child in module_tree(graph).children}
     assert paths == {"(refresh)", "(forward)", "draft", "target"}
-
-
-def test_a_loop_is_one_line():
-    greedy, sampled = map(loop_text, LOOPS)
-    assert greedy == (
-        "greedy loop: prologue, 2 nodes; WHILE again { SWITCH size { 0: body of size 2, 347 nodes; "
-        "1: body of size 8, 1,350 nodes } }"
-    )
-    assert sampled == "sampled loop: prologue, 1 node; WHILE again { body of size 8, 1 node }"
 
 
 def test_a_step_reads_as_stored(of_step, text, golden):
