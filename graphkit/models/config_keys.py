@@ -20,7 +20,7 @@ from graphkit.errors import CheckpointError, short_repr
 from graphkit.models.folder import read_config
 
 logger = logging.getLogger(__name__)
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Settings of the language model among those of a model with several parts."""
 _ROTATION = ("rope_scaling", "rope_parameters", "rope_theta")
 _OFF: tuple[object, ...] = (None, False, 0, "", [], {})
@@ -51,7 +51,7 @@ def check_keys(folder: Path, model: PreTrainedModel) -> None:
     if not own:
         return
     data = read_config(folder)
-    parts = [data, *(part for name in _TEXT_PARTS if isinstance(part := data.get(name), Mapping))]
+    parts = [data, *(part for name in TEXT_PARTS if isinstance(part := data.get(name), Mapping))]
     text = model.config.get_text_config(decoder=True)
     longest, unread = getattr(text, "max_position_embeddings", None), []
     for name, value in (item for part in parts for item in part.items()):

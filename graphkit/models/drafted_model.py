@@ -173,15 +173,20 @@ class DraftedModel:
         spec: SpecConfig,
         slots: int | None = None,
         attention: type[PagedAttention] | None = None,
+        target: EngineModel | None = None,
     ) -> Drafter | None:
-        """Return the drafter of an algorithm over new KV pools; arguments as for ``engine_model``.
+        """Return the drafter of an algorithm over new KV pools, or over those of its target.
 
-        ``None`` if the algorithm drafts nothing.
+        ``None`` if the algorithm drafts nothing. Arguments as for ``engine_model``. ``target`` is
+        what that returned: a Gemma 4 assistant reads its pools.
+
+        Raises:
+            ConfigError: An assistant has no ``target``.
         """
         draft = self._draft_of(spec)
         if draft is not None:
             return draft.drafter(
-                draft.engine_model(requests, spec, slots=slots, attention=attention)
+                draft.engine_model(requests, spec, slots=slots, attention=attention, target=target)
             )
         return NgramDrafter() if spec.num_steps else None
 
@@ -242,10 +247,12 @@ class DraftedModel:
     def _slot_bytes(self, spec: SpecConfig, kv_dtype: torch.dtype | None) -> int:
         """Return the bytes of a slot in the KV pools of an engine, of the draft model, too."""
         requests = ReqToTokenPool(1, spec.page_size, self.device)
-        models, draft = [self.engine_model(requests, spec, kv_dtype=kv_dtype)], self._draft_of(spec)
+        model, draft = self.engine_model(requests, spec, kv_dtype=kv_dtype), self._draft_of(spec)
+        backends = [model.attention]
         if draft is not None:
-            models.append(draft.engine_model(requests, spec))
-        return max(1, sum(slot_bytes(model.attention) for model in models))
+            backends.append(draft.engine_model(requests, spec, target=model).attention)
+        pools = {id(backend.kv_pool): backend for backend in backends}  # an assistant has none
+        return max(1, sum(map(slot_bytes, pools.values())))
 
     def engine_model(
         self,

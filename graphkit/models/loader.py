@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from graphkit.models.folder import StoredWeights, read_quantized_config
 from graphkit.models.folder_weights import StoredRows, load_weights
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.generation import generation_defaults
+from graphkit.models.heads.assistant import AssistantDraft
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
@@ -69,10 +70,11 @@ def load(
             Folders of AWQ, GPTQ, compressed-tensors, ModelOpt and FP8 run over graphkit's kernels.
             A model object is changed in place: it then runs through graphkit alone.
         draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
-            that ``heads.folders`` reads, MTP layers of the model in a folder of their own,
-            or a causal language model of the same vocabulary (STANDALONE). A model object is
-            changed in place, too. ``"mtp"`` selects the MTP layers in the folder of the model: one
-            drafts all steps (EAGLE), several draft one step each (MULTI_LAYER_EAGLE).
+            that ``heads.folders`` reads, MTP layers of the model in a folder of their own, an
+            assistant of Gemma 4, or a causal language model of the same vocabulary (STANDALONE).
+            A model object is changed in place, too. ``"mtp"`` selects the MTP layers in the folder
+            of the model: one drafts all steps (EAGLE), several draft one step each
+            (MULTI_LAYER_EAGLE).
         algorithm: The algorithm of engines and targets: that of the draft model, ``"NGRAM"`` or
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
@@ -125,6 +127,12 @@ def load(
     drafting: DraftModel | None = None
     if kind == "STANDALONE":
         drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
+    elif kind == "ASSISTANT":
+        weights = _weights(
+            draft, "draft", dtype=loaded.dtype, quantize=quantize, device=device,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        drafting = AssistantDraft(weights.model, loaded, fuse=fuse)
     elif kind is not None:
         drafting = load_draft(kind, draft, loaded, algorithm, quantize, fuse=fuse)
     generation = getattr(loaded.original, "generation_config", None)
@@ -146,6 +154,52 @@ def _loaded(
     trust_remote_code: bool,
     group: RankGroup | None = None,
 ) -> TransformersModel:
+    weights = _weights(
+        folder_or_model, field, dtype=dtype, quantize=quantize, device=device,
+        trust_remote_code=trust_remote_code, group=group,
+    )  # fmt: skip
+    model, split = weights.model, weights.split
+    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
+        raise ConfigError(
+            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
+            "layers attend to later tokens. Load a causal language model.",
+            field=field,
+        )
+    if split is not None:
+        split.install(model)
+    dequantize_read_weights(model)
+    original = _shared_copy(model)
+    with nullcontext() if split is None else deciding_by(split.all):
+        layout = prepare_model(model, fuse=fuse)
+    layout = with_kv_scales(layout, model, weights.scales, group)
+    _refuse_encoder(model, layout)
+    loaded = TransformersModel(model, original, layout, weights.folder, split=split)
+    if check:
+        check_loaded(loaded, weights.stored_rows)
+    return loaded
+
+
+class _Weights(NamedTuple):
+    """A model with its weights on their device, and what its folder has beside them."""
+
+    model: PreTrainedModel
+    folder: str | None
+    stored_rows: StoredRows
+    scales: KVScales
+    split: RankSplit | None
+
+
+def _weights(
+    folder_or_model: Any,
+    field: str,
+    *,
+    dtype: torch.dtype | None,
+    quantize: str | None,
+    device: torch.device,
+    trust_remote_code: bool,
+    group: RankGroup | None = None,
+) -> _Weights:
+    """Load the weights of a folder or take those of a model; arguments as for ``load``."""
     folder, stored_rows, scales, split = None, StoredRows(), KVScales(), None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
@@ -163,24 +217,7 @@ def _loaded(
         _quantize(model, quantize, device)
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
-    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
-        raise ConfigError(
-            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
-            "layers attend to later tokens. Load a causal language model.",
-            field=field,
-        )
-    if split is not None:
-        split.install(model)
-    dequantize_read_weights(model)
-    original = _shared_copy(model)
-    with nullcontext() if split is None else deciding_by(split.all):
-        layout = prepare_model(model, fuse=fuse)
-    layout = with_kv_scales(layout, model, scales, group)
-    _refuse_encoder(model, layout)
-    loaded = TransformersModel(model, original, layout, folder, split=split)
-    if check:
-        check_loaded(loaded, stored_rows)
-    return loaded
+    return _Weights(model, folder, stored_rows, scales, split)
 
 
 def _from_folder(

@@ -155,9 +155,12 @@ class TransformersModel(DraftedModel):
         require_int("engine", "max_batch_size", max_batch_size)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         slots = self._kv_slots(kv_slots, requests, spec, kv_dtype)
+        target = self.engine_model(
+            requests, spec, kv_dtype=kv_dtype, slots=slots, attention=attention
+        )
         return SpeculativeEngine(
-            self.engine_model(requests, spec, kv_dtype=kv_dtype, slots=slots, attention=attention),
-            self.drafter(requests, spec, slots, attention),
+            target,
+            self.drafter(requests, spec, slots, attention, target),
             spec=spec,
             sizes=self.sizes(max_batch_size, max_context_len, spec),
             device=self.device,
@@ -217,12 +220,13 @@ class TransformersModel(DraftedModel):
         for name, drafting in {"draft": draft, "chain": chain}.items():
             if drafting is None:
                 continue
-            run = drafting.engine_model(requests, spec, attention=attention)
+            run = drafting.engine_model(requests, spec, attention=attention, target=model)
             forwards |= dict.fromkeys(drafting.modes, run.forward)
             backends |= dict.fromkeys(drafting.modes, run.attention)
             modules[name] = drafting.module
-            tensors = run.attention.kv_pool.tensors()
-            state |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+            if run.attention.kv_pool is not model.attention.kv_pool:
+                tensors = run.attention.kv_pool.tensors()
+                state |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
         return CaptureTarget(
             name=type(self.model).__name__,
             spec=spec,

@@ -181,6 +181,18 @@ class LayerGroupAttention(PooledAttention):
             attended = call.latents.projections.value(attended)
         return attended[None, ..., : call.value.shape[-1]].contiguous()
 
+    def attend_stored(
+        self, layer: int, query: torch.Tensor, metadata: AttentionMetadata, window: int
+    ) -> torch.Tensor:
+        """Return the values that queries, [T, N, D], attend to in a layer, [T, N, D].
+
+        Stores nothing: the pools have the keys and values of all rows.
+        """
+        group, index = self._place[layer]
+        padded = padded_to(query, group.kv_pool.head_dim)  # type: ignore[union-attr]
+        attended = group.attend_stored(index, padded, metadata, window=window, follows_store=False)
+        return attended[..., : query.shape[-1]].contiguous()
+
 
 def slot_bytes(attention: PooledAttention) -> int:
     """Return the bytes of one slot in all pools of a backend."""

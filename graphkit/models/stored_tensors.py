@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from graphkit.errors import CheckpointError
+from graphkit.models.config_keys import TEXT_PARTS
 from graphkit.models.folder import StoredWeights, read_config
 from graphkit.models.weight_files import abbreviate
 
@@ -135,7 +136,8 @@ def check_stored(
                 _check_dtype(folder, name, stored.forms[name][1])
     config = read_config(folder)
     has_parts = config.get("is_encoder_decoder") or any(
-        isinstance(part, Mapping) and "model_type" in part for part in config.values()
+        isinstance(part, Mapping) and "model_type" in part and name not in TEXT_PARTS
+        for name, part in config.items()
     )
     surplus = _surplus_layers(unused, model)
     if surplus:

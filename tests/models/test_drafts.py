@@ -73,7 +73,9 @@ def test_small_pools_preempt_requests_and_change_no_text(loaded, expected, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loaded", ["standalone", "eagle3", "mtp-chain"], indirect=True)
+@pytest.mark.parametrize(
+    "loaded", ["standalone", "eagle3", "mtp-chain", "assistant"], indirect=True
+)
 def test_every_mode_is_captured_and_audits_clean(loaded):
     target = loaded.target(max_batch_size=4, max_context_len=64, topk=2)
     drafting = loaded.draft.modes

@@ -11,7 +11,9 @@ from transformers import LlamaConfig
 
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine, head_drafts
+from drafted_models import assistant, gemma4
 from graphkit import models
+from graphkit.models.heads.assistant import AssistantDraft
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import save_draft_head
@@ -19,7 +21,15 @@ from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.running import attending
 from mtp_folders import save_with_mtp
 from small_models import small_model
-from trained_drafts import SENTENCES, head_run, head_sources, mtp_run, train_head, trained
+from trained_drafts import (
+    SENTENCES,
+    head_run,
+    head_sources,
+    mtp_run,
+    train_assistant,
+    train_head,
+    trained,
+)
 
 pytestmark = pytest.mark.slow
 PROMPTS = [SENTENCES[i][: 1 + 2 * i].tolist() for i in range(4)]
@@ -64,6 +74,15 @@ def standalone(_):
     return loaded
 
 
+def with_assistant(_):
+    target = trained(gemma4(hidden_size_per_layer_input=8))
+    draft = train_assistant(target, assistant(use_ordered_embeddings=False))
+    plain = deepcopy(draft)
+    loaded = models.load(target, draft=draft, device="cpu")
+    loaded.plain_draft = plain
+    return loaded
+
+
 CASES = {
     "two gemma3_text": standalone,
     "EAGLE on olmo2": lambda folder: with_head("olmo2", folder, EagleHead),
@@ -72,6 +91,7 @@ CASES = {
     ),
     "MTP of deepseek_v3": lambda folder: with_mtp("deepseek_v3", folder),
     "MTP of qwen3_5_text": lambda folder: with_mtp("qwen3_5_text", folder),
+    "assistant of Gemma 4": with_assistant,
     "three MTP layers of deepseek_v3": lambda folder: with_mtp("deepseek_v3", folder, 3),
 }
 
@@ -109,8 +129,26 @@ def loop(loaded, text):
             hidden = out if is_chain else torch.cat([hidden, out[-1:]])
         return text[-STEPS:]
 
+    def by_assistant(text):
+        length, original = len(text) - 1, loaded.original
+        known = original(
+            torch.tensor([text[:length]]), use_cache=False, output_hidden_states=True,
+            return_shared_kv_states=True,
+        )  # fmt: skip
+        hidden = known.hidden_states[-1][:, -1:]
+        for _ in range(STEPS):
+            embedded = original.get_input_embeddings()(torch.tensor([text[-1:]]))
+            out = loaded.plain_draft(
+                inputs_embeds=torch.cat([embedded, hidden], -1),
+                position_ids=torch.tensor([[length]]), shared_kv_states=known.shared_kv_states,
+            )  # fmt: skip
+            text, hidden = [*text, int(out.logits.argmax())], out.last_hidden_state
+        return text[-STEPS:]
+
     if draft.algorithm == "STANDALONE":
         return by_model
+    if isinstance(draft, AssistantDraft):
+        return by_assistant
     if isinstance(draft.module, MtpHead):
         return by_layers
     return lambda text: head_drafts(draft.module, features, text, STEPS, draft.token_map)

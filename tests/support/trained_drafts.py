@@ -87,6 +87,45 @@ def train_head(
     minimise(own, steps, loss)
 
 
+def train_assistant(target: Any, assistant: Any) -> Any:
+    """Train an assistant of Gemma 4 on the keys and values of its target, and return it."""
+    length = torch.arange(LENGTH)
+    distance = length[:, None] - length
+    window = assistant.config.text_config.sliding_window
+    seen = {
+        "full_attention": distance >= 0,
+        "sliding_attention": (distance >= 0) & (distance <= window),
+    }
+    lowest = torch.finfo(torch.float32).min
+    masks = {
+        kind: torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(~rows, lowest)
+        for kind, rows in seen.items()
+    }
+
+    def loss(ids: Tensor) -> Tensor:
+        options = {"output_hidden_states": True, "return_shared_kv_states": True}
+        with torch.no_grad():
+            out = target(ids[:, :LENGTH], use_cache=False, **options)
+            embedded = target.get_input_embeddings()(ids[:, 1:])
+        keys = dict(out.shared_kv_states.items())
+        hidden, total = out.hidden_states[-1], torch.zeros(())
+        for step in range(2):  # the second draft reads the hidden state of the first
+            rows = torch.cat([embedded[:, step : step + LENGTH - 1], hidden[:, : LENGTH - 1]], -1)
+            rows = assistant.pre_projection(nn.functional.pad(rows, (0, 0, 0, 1)))
+            states = assistant.model(
+                inputs_embeds=rows, attention_mask=masks, position_ids=length[None] + 1,
+                shared_kv_states=keys, use_cache=False, logits_to_keep=None,
+            ).last_hidden_state  # fmt: skip
+            hidden = assistant.post_projection(states)
+            logits = assistant.lm_head(states[:, : LENGTH - 2])
+            wanted = ids[:, 2 + step : LENGTH + step]
+            total = total + cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        return total
+
+    minimise(assistant.parameters(), STEPS, loss)
+    return assistant
+
+
 def head_run(head: Any) -> Run:
     """Return what runs an EAGLE or EAGLE-3 head of graphkit over whole windows."""
 

@@ -201,7 +201,7 @@ class PagedAttention(PooledAttention):
                 or a number is out of range.
         """
         self.store(layer, key_TMD, value_TME, out_cache_loc_T, window=window)
-        return self._attend_stored(
+        return self.attend_stored(
             layer, query_TND, metadata,
             window=window, softcap=softcap, sinks_N=sinks_N, chunked=chunked,
         )  # fmt: skip
@@ -242,13 +242,13 @@ class PagedAttention(PooledAttention):
             return self.attend(layer, *heads.rotated(), out_cache_loc_T, metadata, **options)
         cache = self._cache_of(options.get("window", 0))
         query_TND = cache.store_rotated(layer, out_cache_loc_T, heads)
-        return self._attend_stored(layer, query_TND, metadata, **options)
+        return self.attend_stored(layer, query_TND, metadata, **options)
 
     def _cache_of(self, window: int) -> PagedCache:
         """Return the cache of layers with a window, or of the others."""
         return self._window_cache if window else self._cache
 
-    def _attend_stored(
+    def attend_stored(
         self,
         layer: int,
         query_TND: torch.Tensor,
@@ -258,8 +258,12 @@ class PagedAttention(PooledAttention):
         softcap: float = 0.0,
         sinks_N: torch.Tensor | None = None,
         chunked: bool = False,
+        follows_store: bool = True,
     ) -> torch.Tensor:
-        """Attend from every row, once the keys and values of all rows are stored."""
+        """Attend from every row to keys and values that are stored before; see ``attend``.
+
+        ``follows_store`` says whether ``store`` of these rows is the last one on this stream.
+        """
         cache, pool = self._cache_of(window), self._cache_of(window).pool
         has_usual_store = type(self).store is PagedAttention.store
         return self._attend(
@@ -269,7 +273,7 @@ class PagedAttention(PooledAttention):
                 metadata.cache_seqlens, metadata.cu_seqlens_q, metadata.mask, self.scale,
                 pool.page_size, metadata.max_seqlen_q, window, softcap, sinks_N,
                 *pool.get_scales(layer), chunked,
-                follows_store=has_usual_store and cache.stores_by_ops,
+                follows_store=follows_store and has_usual_store and cache.stores_by_ops,
             )
         )  # fmt: skip
 

@@ -16,6 +16,8 @@ from graphkit.errors import CheckpointError, ConfigError, short_repr
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Types of transformers whose layers published heads have."""
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Types of transformers that draft from the keys and values of their target."""
 LAYER_SETTINGS = frozenset({
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
     "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads",

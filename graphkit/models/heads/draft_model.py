@@ -115,6 +115,7 @@ class DraftModel(ABC):
         *,
         slots: int | None = None,
         attention: type[PagedAttention] | None = None,
+        target: EngineModel | None = None,  # noqa: ARG002 - for models without keys of their own
     ) -> EngineModel:
         """Return the model over new KV pools.
 
@@ -123,6 +124,7 @@ class DraftModel(ABC):
             spec: The drafting and verification settings.
             slots: KV slots; ``None`` selects those of every request at its longest.
             attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
+            target: The target's model, of which a Gemma 4 assistant reads the pools.
 
         Raises:
             ConfigError: ``spec`` has more steps than a chain of MTP layers.

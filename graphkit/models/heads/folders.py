@@ -15,7 +15,7 @@ from graphkit.config import is_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
 from graphkit.models.heads import layouts
-from graphkit.models.heads.config import config_entries, head_config
+from graphkit.models.heads.config import ASSISTANTS, config_entries, head_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -36,7 +36,9 @@ _ARCHITECTURES = {
 
 
 def head_algorithm(folder: str | Path) -> str:
-    """Return DFLASH, EAGLE3, EAGLE, MTP or STANDALONE, by the settings and tensors of a folder.
+    """Return the kind of draft model of a folder, by its settings and tensors.
+
+    DFLASH, EAGLE3, EAGLE, MTP, STANDALONE, or ASSISTANT, whose type is in ``ASSISTANTS``.
 
     A head has ``fc``, which merges embedding and feature, and MTP layers have ``eh_proj``. A folder
     with layer 0, or without any of these, has a whole model.
@@ -46,7 +48,10 @@ def head_algorithm(folder: str | Path) -> str:
         ConfigError: The folder is neither a string nor a path.
     """
     folder = as_folder("head_algorithm", folder)
-    if layouts.is_dflash(read_config(folder)):
+    data = read_config(folder)
+    if data.get("model_type") in ASSISTANTS:
+        return "ASSISTANT"
+    if layouts.is_dflash(data):
         return "DFLASH"
     try:
         names = plain_tensors(folder).forms

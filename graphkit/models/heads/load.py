@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.models.fusion.observation import deciding_by
+from graphkit.models.heads.config import ASSISTANTS
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import (
     DFlashDraft,
@@ -42,6 +43,7 @@ ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "DFLASH": ("DFLASH",),
     "MTP": ("EAGLE", "MULTI_LAYER_EAGLE"),
     "STANDALONE": ("STANDALONE",),
+    "ASSISTANT": ("EAGLE",),
 }
 """Algorithms that each kind of draft model can draft for."""
 _HEADS: Mapping[str, Callable[..., EagleHead | Eagle3Head | DFlashHead]] = {
@@ -79,6 +81,8 @@ def draft_kind(draft: object, target: object) -> str:
     }
     if isinstance(draft, str | Path):
         return head_algorithm(draft)
+    if isinstance(draft, PreTrainedModel) and draft.config.model_type in ASSISTANTS:
+        return "ASSISTANT"
     return next(kind for each, kind in kinds.items() if isinstance(draft, each))
 
 
