@@ -38,6 +38,14 @@ from graphkit.views.trace import trace_text
 _FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
 _SVG_WIDTH = 100
 _NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
+    AuditReport: audit_view,
+    BenchReport: bench_view,
+    CaptureRecord: capture_view,
+    DiffRecord: diff_view,
+    GenerateRecord: generate_view,
+}
+"""Views of whole records by kind; ``inspect_view`` shows the other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +85,6 @@ class Export:
 
 def _json(export: Export) -> str:
     return (export.record if export.is_whole else with_only(*export.selected())).to_json()
-
-
-_VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
-    AuditReport: audit_view,
-    BenchReport: bench_view,
-    CaptureRecord: capture_view,
-    DiffRecord: diff_view,
-    GenerateRecord: generate_view,
-}
-"""Views of whole records by kind; ``inspect_view`` shows the other kinds."""
 
 
 def _svg(export: Export) -> str:

@@ -9,6 +9,11 @@ from graphkit.records import Environment, GraphRecord, RecordWithGraphs, count_o
 from graphkit.views.formatting import size, us
 from graphkit.views.module_tree import total_us
 
+PROFILED = (
+    "Times of nodes and gaps were measured in profiled replays, which take longer, above all in "
+    "the gaps."
+)
+
 
 def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
     """Yield the device, the backend and the versions, as far as they are known."""
@@ -25,12 +30,6 @@ def environment_line(target: str, backend: str, environment: Environment) -> str
     has_gpu = environment.driver and environment.device != "cpu"
     gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if has_gpu else ""
     return f"{target} on {environment.device}, {backend} backend, torch {environment.torch}{gpu}"
-
-
-PROFILED = (
-    "Times of nodes and gaps were measured in profiled replays, which take longer, above all in "
-    "the gaps."
-)
 
 
 def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:

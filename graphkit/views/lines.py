@@ -12,6 +12,8 @@ from graphkit.views.pages.page_model import Column, Row
 Order = Callable[[Sequence[Row]], Sequence[Row]]
 """Sorts the rows of one parent."""
 _Test = Callable[[Row], bool]
+GAP = 2
+"""Cells between two columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,6 @@ def order_by(columns: Sequence[Column], name: str, is_reversed: bool) -> Order:
         return [*with_value, *(row for row in rows if row.values[at] is None)]
 
     return order
-
-
-GAP = 2
-"""Cells between two columns."""
 
 
 @dataclass(frozen=True, slots=True)

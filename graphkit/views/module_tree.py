@@ -16,6 +16,14 @@ PHASES = ("draft", "build", "verify", "accept", "extend")
 _STEP = "STEP"
 _LARGE = 500
 """Number of nodes from which on a picture of each node is too large to read."""
+_RUNNER_PARTS = {"(refresh)": "refresh", "(metadata)": "metadata"}
+_MODEL_PARTS = {
+    "norm": re.compile(r"norm|^ln_", re.IGNORECASE),  # first: post_attention_layernorm is a norm
+    "attn": re.compile(r"attn|attention|mixer|mamba", re.IGNORECASE),
+    "mlp": re.compile(r"mlp|ffn|feed_?forward|moe|expert", re.IGNORECASE),
+    "embed": re.compile(r"embed|rotary|rope|^w[tp]e$", re.IGNORECASE),
+    "head": re.compile(r"head|logits", re.IGNORECASE),
+}
 
 
 @dataclass(frozen=True)
@@ -184,16 +192,6 @@ def _is_inside_measured(node: Node, known: Mapping[int, Node]) -> bool:
     return holder is not None and (
         holder.duration_us is not None or _is_inside_measured(holder, known)
     )
-
-
-_RUNNER_PARTS = {"(refresh)": "refresh", "(metadata)": "metadata"}
-_MODEL_PARTS = {
-    "norm": re.compile(r"norm|^ln_", re.IGNORECASE),  # first: post_attention_layernorm is a norm
-    "attn": re.compile(r"attn|attention|mixer|mamba", re.IGNORECASE),
-    "mlp": re.compile(r"mlp|ffn|feed_?forward|moe|expert", re.IGNORECASE),
-    "embed": re.compile(r"embed|rotary|rope|^w[tp]e$", re.IGNORECASE),
-    "head": re.compile(r"head|logits", re.IGNORECASE),
-}
 
 
 def node_parts(record: GraphRecord) -> dict[int, str]:

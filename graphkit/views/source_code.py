@@ -16,6 +16,9 @@ _SOURCE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d{1,7})(?: in (?P<function>
 _MAX_BYTES = 1 << 20
 _MAX_FOLDERS = 1000
 """Folders of each root to look into."""
+_FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
+_MOST = 2
+"""Lines to name in a sentence; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +131,6 @@ def _lines(path: Path) -> tuple[str, ...]:
             return tuple(file.read(_MAX_BYTES).splitlines())
     except OSError:
         return ()
-
-
-_FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
-_MOST = 2
-"""Lines to name in a sentence; more are counted."""
 
 
 def source_cell(nodes: Iterable[Node]) -> str:

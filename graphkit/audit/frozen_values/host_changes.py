@@ -27,6 +27,20 @@ from graphkit.records import Node, count_of
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 
+_VALUE = (
+    "Read it from a tensor that every replay refreshes: declare it as an input field, or write it "
+    "in place before each replay."
+)
+_UNDECLARED = (
+    "If it may change, read it from a tensor, or capture again after each change. Declared in "
+    "host_values with the values that it takes, it is an error."
+)
+_NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+_STRUCTURE = (
+    "A graph does not branch on host values: compute each case on the device and select with "
+    "torch.where, or capture again when the value changes."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HostChange:
@@ -111,21 +125,6 @@ def _declared(setter: Callable[[Any], object], before: Any, after: Any) -> Itera
 
 def _one_line(value: Any) -> str:
     return " ".join(repr_without_address(value).split())
-
-
-_VALUE = (
-    "Read it from a tensor that every replay refreshes: declare it as an input field, or write it "
-    "in place before each replay."
-)
-_UNDECLARED = (
-    "If it may change, read it from a tensor, or capture again after each change. Declared in "
-    "host_values with the values that it takes, it is an error."
-)
-_NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
-_STRUCTURE = (
-    "A graph does not branch on host values: compute each case on the device and select with "
-    "torch.where, or capture again when the value changes."
-)
 
 
 def report_change(

@@ -28,6 +28,8 @@ from graphkit.runners.targets import CaptureTarget
 _MEMBERS = 64
 """Small numbers that an empty set gets."""
 _INDEX = re.compile(r"(?<=[.\[])\d+(?=[.\])]|$)")
+MAX_CAPTURES = 10
+"""Captures of a search, without those that confirm what it finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,3 @@ def _shows_value(text: str, value: float) -> bool:
         return math.isclose(float(text), value, rel_tol=1e-6)
     except ValueError:
         return False
-
-
-MAX_CAPTURES = 10
-"""Captures of a search, without those that confirm what it finds."""

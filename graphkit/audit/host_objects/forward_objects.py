@@ -30,6 +30,10 @@ from graphkit.runners.known_memory import attribute_tensors, is_a
 logger = logging.getLogger(__name__)
 _POOL_DEPTH = 2
 """Attributes down to the tensors of an object of graphkit, such as a KV pool."""
+_WRITING = frozenset(
+    {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
+)
+"""Methods of collections whose call reads nothing that was left."""
 
 
 class ForwardObjects:
@@ -142,12 +146,6 @@ class ForwardObjects:
 
     def _objects(self) -> ReachableObjects:
         return ReachableObjects(walk_roots(self._forward), SEARCH_DEPTH)
-
-
-_WRITING = frozenset(
-    {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
-)
-"""Methods of collections whose call reads nothing that was left."""
 
 
 def reads(functions: Sequence[FunctionType], word: str) -> bool:

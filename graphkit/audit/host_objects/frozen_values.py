@@ -23,6 +23,11 @@ from graphkit.graphs.operations import extent_bytes, has_storage
 from graphkit.records import Node, tensor_text
 from graphkit.runners.capture_checks import FrozenValue
 
+_ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
+_TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
+_OF_THE_STEP = "pool", "input", "mailbox"
+"""Kinds of memory that a graph does not keep from outside."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
@@ -93,12 +98,6 @@ class HeldTensors:
             now = container.get(key)
             if now is not module and isinstance(now, nn.Module):
                 yield container.name(key)
-
-
-_ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
-_TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
-_OF_THE_STEP = "pool", "input", "mailbox"
-"""Kinds of memory that a graph does not keep from outside."""
 
 
 class FrozenValues:

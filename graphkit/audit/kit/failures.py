@@ -14,6 +14,11 @@ from graphkit.runners import Runner
 from graphkit.runners.comparison import INPUT_WRITTEN, PADDING_LEAKS, Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 
+_ROUNDING_IN_GRAPH = (
+    "rounding, or a frozen value. The graph differs by no more than kernels that add in another "
+    "order. `graphkit audit --only frozen,shadow` names the node that differs."
+)
+
 
 def comparison_text(comparison: Comparison, bug: str) -> str:
     """Return the text of a comparison that found a wrong replay.
@@ -69,12 +74,6 @@ def _finding_text(finding: Finding) -> str:
         lines += [f"  expected: {finding.before}", f"  got: {finding.after}"]
     lines += [f"  at: {where}" for where in (finding.module, finding.source) if where]
     return "\n".join([*lines, f"  {finding.advice}"])
-
-
-_ROUNDING_IN_GRAPH = (
-    "rounding, or a frozen value. The graph differs by no more than kernels that add in another "
-    "order. `graphkit audit --only frozen,shadow` names the node that differs."
-)
 
 
 def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding: bool) -> str:

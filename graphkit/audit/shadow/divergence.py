@@ -40,6 +40,8 @@ from graphkit.runners.comparison.differences import Tensors, even_owner, first_d
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
 CanonicalNodes = Sequence[CanonicalNode]
 Nodes = Sequence[Node]
+_ArgumentDifference = tuple[int, str]
+"""Index of the first node whose kind or arguments differ, and the difference as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,6 @@ class Divergence:
 
     text: str
     node: Node | None = None
-
-
-_ArgumentDifference = tuple[int, str]
-"""Index of the first node whose kind or arguments differ, and the difference as a sentence."""
 
 
 def first_divergence(

@@ -16,6 +16,8 @@ UNIT = 512
 
 Range = tuple[int, int]
 """Address of the first byte, and the one after the last byte."""
+_CHUNK = 1 << 25
+"""Bytes that one step reads or writes, which bounds the memory of its temporary tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +166,6 @@ def tensor_range(tensor: torch.Tensor) -> Range:
 
 def _units(begin: int, end: int) -> int:
     return -(-end // UNIT) - begin // UNIT
-
-
-_CHUNK = 1 << 25
-"""Bytes that one step reads or writes, which bounds the memory of its temporary tensors."""
 
 
 class PoolMemory:

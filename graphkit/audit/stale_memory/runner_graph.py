@@ -29,6 +29,14 @@ from graphkit.runners.comparison.differences import even_owner, first_difference
 from graphkit.runners.comparison.step_comparison import SEED, restorable_state
 from graphkit.runners.targets import CaptureTarget
 
+_MOST = 8
+"""Findings per graph."""
+_ADVICE = (
+    "Write the memory in the forward before it is read, for example with zeros instead of empty, "
+    "or allocate and fill it before the capture. Declare memory that the host fills on purpose as "
+    "persistent_tensors, and fill them again after a sleep and a wake-up."
+)
+
 
 class RunnerGraph(ReplayableGraph):
     """Replays of a batch at one captured size, compared with a replay on unchanged memory.
@@ -140,15 +148,6 @@ class RunnerGraph(ReplayableGraph):
     def _runs(self, poison: Poison) -> EqualStateRuns:
         prepare = partial(self.memory.overwrite, poison)
         return EqualStateRuns(self._runner, self._batch, self._size, self._start, prepare=prepare)
-
-
-_MOST = 8
-"""Findings per graph."""
-_ADVICE = (
-    "Write the memory in the forward before it is read, for example with zeros instead of empty, "
-    "or allocate and fill it before the capture. Declare memory that the host fills on purpose as "
-    "persistent_tensors, and fill them again after a sleep and a wake-up."
-)
 
 
 def audit_stale_memory(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:

@@ -23,6 +23,11 @@ _Sources = dict[int, dict[int, str]]
 
 _INDIRECT = "through others"
 """In place of a kind: the path leads through nodes that only one graph contains."""
+_TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
+_TIMELINE = ("busy_us", "gap_us")
+_MEMORY = ("graph_bytes", "pool_bytes")
+_Metrics = Mapping[str, float | None]
+_NO_RENAMES: Renames = MappingProxyType({})
 
 
 def edge_changes(
@@ -82,13 +87,6 @@ def _shared_sources(
         elif source not in seen:
             seen.add(source)
             waiting += [(further, _INDIRECT) for further in incoming[source]]
-
-
-_TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
-_TIMELINE = ("busy_us", "gap_us")
-_MEMORY = ("graph_bytes", "pool_bytes")
-_Metrics = Mapping[str, float | None]
-_NO_RENAMES: Renames = MappingProxyType({})
 
 
 def diff_graphs(

@@ -13,6 +13,12 @@ MAX_EDITS = 1500
 
 _Run = tuple["_Run | None", int, int, int]
 """The run before, a position in either sequence, and the number of pairs from there on."""
+NodePair = tuple[Node, Node]
+NAME_FIELDS = ("kernel", "name")
+"""Fields of a change that replaces the node's kernel, or the name of any other node."""
+_Key = Callable[[Node], Hashable]
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}")
+"""Long enough to be an address; shorter ones are offsets into named memory."""
 
 
 def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -61,14 +67,6 @@ def _pairs_backwards(run: _Run | None) -> Iterator[tuple[int, int]]:
     while run is not None:
         run, i, j, length = run
         yield from ((i + step, j + step) for step in reversed(range(length)))
-
-
-NodePair = tuple[Node, Node]
-NAME_FIELDS = ("kernel", "name")
-"""Fields of a change that replaces the node's kernel, or the name of any other node."""
-_Key = Callable[[Node], Hashable]
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}")
-"""Long enough to be an address; shorter ones are offsets into named memory."""
 
 
 def pair_nodes(before: Sequence[Node], after: Sequence[Node]) -> list[NodePair]:

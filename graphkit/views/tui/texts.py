@@ -18,6 +18,19 @@ from graphkit.views.formatting import plain
 from graphkit.views.lines import clip
 
 SEPARATOR = " · "
+_ARROW, _MORE = " > ", "…"
+_LEAST_MODULE = 10
+"""Cells for the module, its arrow included, below which it is left out."""
+HEADING = Style(bold=True, underline=True)
+SELECTED = Style(reverse=True)
+_PARTS = {
+    "refresh": "cyan", "metadata": "bright_cyan",
+    "draft": "magenta", "build": "bright_magenta", "verify": "green", "accept": "yellow",
+    "extend": "blue",
+    "embed": "blue", "attn": "green", "mlp": "magenta", "norm": "bright_blue", "head": "yellow",
+}  # fmt: skip
+_HEAT = ((0.2, Style(color="red", bold=True)), (0.05, Style(color="yellow")), (0.01, Style()))
+_COOL = Style(dim=True)
 
 
 def pack(texts: Iterable[str], width: int) -> str:
@@ -38,11 +51,6 @@ def fold(text: str, width: int, max_lines: int) -> str:
     if len(lines) > max_lines:
         lines[max_lines - 1 :] = [clip(f"{lines[max_lines - 1].rstrip()}…", width)]
     return "\n".join(lines)
-
-
-_ARROW, _MORE = " > ", "…"
-_LEAST_MODULE = 10
-"""Cells for the module, its arrow included, below which it is left out."""
 
 
 def place_line(crumbs: Sequence[str], module: str, device: str, width: int) -> Text:
@@ -72,18 +80,6 @@ def common_module(nodes: Iterable[Node]) -> str:
         return ""
     pairs = zip(min(paths), max(paths), strict=False)  # all paths lie between these two
     return ".".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-HEADING = Style(bold=True, underline=True)
-SELECTED = Style(reverse=True)
-_PARTS = {
-    "refresh": "cyan", "metadata": "bright_cyan",
-    "draft": "magenta", "build": "bright_magenta", "verify": "green", "accept": "yellow",
-    "extend": "blue",
-    "embed": "blue", "attn": "green", "mlp": "magenta", "norm": "bright_blue", "head": "yellow",
-}  # fmt: skip
-_HEAT = ((0.2, Style(color="red", bold=True)), (0.05, Style(color="yellow")), (0.01, Style()))
-_COOL = Style(dim=True)
 
 
 def part_style(part: str) -> Style:
