@@ -8,9 +8,8 @@ import pytest
 
 from graphkit.records import Node
 from graphkit.views.pages import GraphGroup, timeline_page
-from graphkit.views.tui.icicle_strip import _chosen
+from graphkit.views.tui.icicle_strip import _chosen, followed, zoomed
 from graphkit.views.tui.listing import Listing
-from graphkit.views.tui.zoom import followed, zoomed
 
 TIMES = {
     "(refresh)": (0.0, 10.0), "m.0.attn": (20.0, 30.0), "m.0.mlp": (55.0, 25.0),

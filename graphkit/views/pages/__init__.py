@@ -1,10 +1,9 @@
 """Pages of records with graphs: what each one shows, and the pages that its keys lead to."""
 
-from graphkit.views.pages.buffers import buffers_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.initial import first_page, initial_pages
 from graphkit.views.pages.kernels import kernels_page
-from graphkit.views.pages.memory import memory_page
+from graphkit.views.pages.memory import buffers_page, memory_page
 from graphkit.views.pages.node import node_page
 from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings, Window
 from graphkit.views.pages.timeline import timeline_page

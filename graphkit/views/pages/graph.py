@@ -30,6 +30,21 @@ from graphkit.views.source_code import source_cell
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
+_ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
+_COLUMNS = (
+    (_ALWAYS, Column(name="module and node", least=40, narrow=34)),
+    (_ALWAYS, count_column("nodes", 4)),
+    (_MEASURED, count_column("us", 1, us)),
+    (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),
+    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=5, draw=bar, tint="part")),
+    (_IN_PARTS, Column(name="part", rank=6, most=8, tint="part")),
+    (_ALWAYS, Column(name="kind", rank=8)),
+    (_LAUNCHED, Column(name="grid", show=extent, rank=6)),
+    (_LAUNCHED, Column(name="block", show=extent, rank=7)),
+    (_LAUNCHED, count_column("shared", 9, size)),
+    (_LAUNCHED, count_column("pdl", 10)),
+    (_ALWAYS, Column(name="source", rank=3, most=40, sums_up=True)),
+)
 
 
 def graph_page(group: GraphGroup, index: int) -> Page:
@@ -88,23 +103,6 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
         if count > _OPEN_ROWS:
             return
         yield from (row.key for row in parents)
-
-
-_ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
-_COLUMNS = (
-    (_ALWAYS, Column(name="module and node", least=40, narrow=34)),
-    (_ALWAYS, count_column("nodes", 4)),
-    (_MEASURED, count_column("us", 1, us)),
-    (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),
-    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=5, draw=bar, tint="part")),
-    (_IN_PARTS, Column(name="part", rank=6, most=8, tint="part")),
-    (_ALWAYS, Column(name="kind", rank=8)),
-    (_LAUNCHED, Column(name="grid", show=extent, rank=6)),
-    (_LAUNCHED, Column(name="block", show=extent, rank=7)),
-    (_LAUNCHED, count_column("shared", 9, size)),
-    (_LAUNCHED, count_column("pdl", 10)),
-    (_ALWAYS, Column(name="source", rank=3, most=40, sums_up=True)),
-)
 
 
 class _Tree:

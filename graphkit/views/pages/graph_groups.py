@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from graphkit.records import CaptureRecord, RecordWithGraphs
-from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.comparison import comparison_link
 from graphkit.views.pages.kernels import kernels_page
-from graphkit.views.pages.memory import memory_link
+from graphkit.views.pages.memory import buffers_link, memory_link
 from graphkit.views.pages.page_model import GraphGroup
 from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import NamedGraph, named_graphs

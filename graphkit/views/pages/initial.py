@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.facts import environment_facts
-from graphkit.views.pages.foreign import foreign_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.pages.kernels import kernels_page
-from graphkit.views.pages.overview import overview_page
+from graphkit.views.pages.overview import foreign_page, overview_page
 from graphkit.views.pages.page_model import Page
 from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import select_graphs

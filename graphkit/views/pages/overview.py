@@ -1,4 +1,4 @@
-"""Page of a capture: its modes and sizes."""
+"""Pages of whole records: modes and sizes of a capture, processes and lines of a program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 
 from graphkit.records import (
     CaptureRecord,
+    ForeignRecord,
     LoopBody,
     LoopRecord,
     ModeRecord,
@@ -16,9 +17,9 @@ from graphkit.records import (
 )
 from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size, us
-from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.memory import buffers_link
 from graphkit.views.pages.page_model import (
     Column,
     GraphGroup,
@@ -31,6 +32,13 @@ from graphkit.views.pages.page_model import (
 
 _NO_GRAPHS = (
     "the record holds no nodes: the capture was not inspected. Run graphkit inspect TARGET."
+)
+
+_PROGRAM_COLUMNS = (
+    Column(name="process, line and graph", least=24),
+    count_column("graphs", 2),
+    count_column("nodes", 0),
+    count_column("memory", 1, size),
 )
 
 
@@ -181,3 +189,55 @@ def _body_name(body: LoopBody) -> str:
 def _switch_name(loop: LoopRecord) -> str:
     is_adaptive = any(body.drafts is not None for body in loop.bodies)
     return "SWITCH size and drafts" if is_adaptive else "SWITCH size"
+
+
+def foreign_page(record: ForeignRecord) -> Page:
+    """Return everything that a program captured, with processes and lines open."""
+    rows = tuple(_process_row(record, group) for group in graph_groups(record))
+    lines = (line for row in rows for line in row.children)
+    return Page(
+        title=" ".join(record.command),
+        facts=(
+            ("graphs", f"{len(record.graphs):,}"),
+            ("exit code", f"{record.exit_code}"),
+            *environment_facts(record),
+        ),
+        columns=_PROGRAM_COLUMNS,
+        rows=rows,
+        opened=frozenset(row.key for row in (*rows, *lines)),
+        empty="the program captured no graph",
+    )
+
+
+def _process_row(record: ForeignRecord, group: GraphGroup) -> Row:
+    number = group.graphs[0][1].process
+    known = dict(enumerate(record.processes)).get(number)
+    name = f"process {known.pid}: {' '.join(known.command)}" if known else f"process #{number}"
+    return _sum_row(f"process {number}", name, tuple(_line_rows(group)))
+
+
+def _line_rows(group: GraphGroup) -> Iterator[Row]:
+    """Yield the lines that captured graphs, in the order of their first graphs."""
+    by_line: dict[str, list[Row]] = {}
+    for index, (_, graph) in enumerate(group.graphs):
+        by_line.setdefault(graph.captured_at, []).append(_graph_row(group, index))
+    for line, graphs in by_line.items():
+        process = group.graphs[0][1].process
+        yield _sum_row(f"process {process} {line}", line or "unknown line", tuple(graphs))
+
+
+def _sum_row(key: str, name: str, rows: tuple[Row, ...]) -> Row:
+    graphs, nodes, num_bytes = (sum(row.values[at] or 0 for row in rows) for at in (1, 2, 3))
+    return section(key, (name, graphs, nodes, num_bytes), rows, note=name)
+
+
+def _graph_row(group: GraphGroup, index: int) -> Row:
+    title, graph = group.graphs[index]
+    return Row(
+        key=title,
+        values=(
+            title, 1, len(graph.nodes), graph.memory.graph_bytes if graph.memory else None,
+        ),
+        note=title,
+        links={"open": partial(graph_page, group, index), **group.links(index)},
+    )  # fmt: skip

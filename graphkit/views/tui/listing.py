@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from graphkit.views.formatting import plain
-from graphkit.views.lines import Line, flatten, keys_around, order_by
+from graphkit.views.lines import Line, flatten, keys_around, matcher, order_by, sum_text
 from graphkit.views.pages import Column, Page, Row
-from graphkit.views.tui.filtering import matcher, sum_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

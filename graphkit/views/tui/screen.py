@@ -18,12 +18,11 @@ from graphkit.views.lines import clip
 from graphkit.views.pages import Page
 from graphkit.views.source_code import source_line, source_sentence
 from graphkit.views.tui.export import listing_text, unused_name, write_new
-from graphkit.views.tui.icicle_strip import IcicleStrip
+from graphkit.views.tui.icicle_strip import IcicleStrip, followed, row_at, zoomed
 from graphkit.views.tui.keys import KEYS, KeyLine, help_page
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.row_list import RowList
 from graphkit.views.tui.texts import SEPARATOR, common_module, fold, pack, place_line
-from graphkit.views.tui.zoom import followed, row_at, zoomed
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
