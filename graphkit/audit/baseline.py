@@ -42,7 +42,7 @@ def baseline_graphs(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Gra
     with runner.recapture(attribution=attribution) as graphs:
         second = {size: inspect_graph(graph, names=names) for size, graph in graphs.items()}
     return [
-        _without_unset_numbers(runner.inspect(size, weights=target.weights), second[size])
+        without_unset_numbers(runner.inspect(size, weights=target.weights), second[size])
         for size in runner.table
     ]
 
@@ -87,7 +87,9 @@ def check_baseline(lock: GraphBaseline, now: GraphBaseline, log: AuditLog) -> No
                 check.text = f"changed: {now.fingerprints[graph.name]}"
                 diff = diff_graphs(locked, graph)
                 text = _summary((*diff.words, *diff.details))
-                check.report(FindingKind.GRAPH_CHANGED, text)
+                pairs = zip(locked.nodes, graph.nodes, strict=False)
+                node = next((now for was, now in pairs if was != now), None)
+                check.report(FindingKind.GRAPH_CHANGED, text, node=node)
     for graph in before.values():
         with log.check(Audit.LOCK, graph.mode, graph.batch_size) as check:
             check.text = "not captured"
@@ -95,7 +97,7 @@ def check_baseline(lock: GraphBaseline, now: GraphBaseline, log: AuditLog) -> No
             check.report(FindingKind.GRAPH_IS_GONE, text)
 
 
-def _without_unset_numbers(graph: GraphRecord, second: GraphRecord) -> GraphRecord:
+def without_unset_numbers(graph: GraphRecord, second: GraphRecord) -> GraphRecord:
     """Return a graph with ``unset`` for each number that a second capture has differently."""
     if len(graph.nodes) != len(second.nodes):
         return graph

@@ -15,7 +15,8 @@ from graphkit.records.audit import NOT_CHECKED, SEVERITIES
 if TYPE_CHECKING:
     from graphkit.audit.foreign import RecordedProgram
 
-_USAGE = "graphkit record [-h] [--out F] [--audit] (SCRIPT | -m MODULE) [ARGS ...]"
+_USAGE = """graphkit record [-h] [--out F] [--audit | --lock F | --check F]
+                       (SCRIPT | -m MODULE) [ARGS ...]"""
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +32,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 The exit code is the program's own; 128 plus the signal's number if a signal ended it. If the
 program itself ends with 0, --audit exits with 3 if nothing could be audited, with 2 if the report
-cannot be written, and with 1 if a finding is at least as severe as --fail-on.
+cannot be written, and with 1 if a finding is at least as severe as --fail-on. --lock and --check
+exit with 3 if no graph was captured, and --check with 1 if a graph differs from its lock.
 
 GRAPHKIT_AUDIT=report.json in the environment audits a process without this command.
 
@@ -39,12 +41,22 @@ Examples:
   graphkit record --out serve.json serve.py --port 8000
   graphkit record -m my_engine.serve --port 8000
   graphkit record --audit --fail-on error serve.py --port 8000
+  graphkit record --lock graphs.lock -- bench.py --batch-size 8
+  graphkit record --check graphs.lock -- bench.py --batch-size 8
   graphkit record train.py -- --out model.pt
 """,
         formatter_class=HelpFormatter,
     )
     _add_out(parser)
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--lock", type=Path, metavar="F",
+        help="run the program twice, and write nodes and arguments of its graphs to lock file F",
+    )  # fmt: skip
+    what.add_argument(
+        "--check", type=Path, metavar="F", help="compare the program's graphs with lock file F"
+    )
+    what.add_argument(
         "--audit", action="store_true",
         help="audit the graphs instead of recording them; default of --out: graphkit-audit.json",
     )  # fmt: skip
@@ -59,7 +71,9 @@ Examples:
         "the node",
     )  # fmt: skip
     parser.add_argument(
-        "--json", action="store_true", help="with --audit: print the report as JSON, not as text"
+        "--json",
+        action="store_true",
+        help="with --audit or --check: print the report as JSON, not as text",
     )
     parser.add_argument(
         "--fail-on", choices=SEVERITIES,
@@ -90,13 +104,18 @@ def run(arguments: argparse.Namespace) -> int:
     is_module = arguments.module is not None
     program, out = _split([*(arguments.module or ()), *arguments.script])
     name = "graphkit-audit.json" if arguments.audit else "graphkit-record.json"
-    out = out or arguments.out or Path(name)
+    out = arguments.lock or out or arguments.out or Path(name)
     _check_program(program, is_module=is_module)
-    check_writable(out)
     command = ["-m", *program] if is_module else program
+    if arguments.check:
+        _refuse_audit_options(arguments, "every", "find_fault", "fail_on")
+        return _check(command, arguments)
+    check_writable(out)
     if arguments.audit:
         return _audit(command, out, arguments)
-    _refuse_audit_options(arguments)
+    _refuse_audit_options(arguments, "every", "find_fault", "json", "fail_on")
+    if arguments.lock:
+        return _lock(command, out)
     recorded = record_program(command)
     _report(recorded, out)
     return recorded.exit_code
@@ -133,8 +152,42 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
     return DONE if report.has_checked else NO_DEVICE
 
 
-def _refuse_audit_options(arguments: argparse.Namespace) -> None:
-    for name in ("every", "find_fault", "json", "fail_on"):
+def _lock(program: list[str], out: Path) -> int:
+    """Run the program twice, and write the lock of its graphs."""
+    from graphkit.audit.foreign import record_program
+    from graphkit.audit.foreign.program_lock import program_lock
+
+    first, second = record_program(program), record_program(program)
+    if first.record is None or second.record is None:
+        print_message(f"nothing locked: {_why_nothing(first)}")
+        return first.exit_code or NO_DEVICE
+    lock = program_lock(first.record, second.record)
+    write_output(out, lock.to_json(), f"locked {count_of(len(lock.graphs), 'graph')}")
+    return first.exit_code
+
+
+def _check(program: list[str], arguments: argparse.Namespace) -> int:
+    """Compare the graphs of the program with a lock. The text goes to stderr, as of an audit."""
+    from graphkit.audit.foreign import record_program
+    from graphkit.audit.foreign.program_lock import check_program_lock
+    from graphkit.records import GraphBaseline
+    from graphkit.views import findings_view
+
+    lock = GraphBaseline.load(arguments.check)
+    recorded = record_program(program)
+    if recorded.record is None:
+        print_message(f"nothing compared: {_why_nothing(recorded)}")
+        return recorded.exit_code or NO_DEVICE
+    report = check_program_lock(lock, recorded.record)
+    if arguments.json:
+        print_result(report.to_json())
+    else:
+        print_message(findings_view(report))
+    return recorded.exit_code or (FAILED if report.findings else DONE)
+
+
+def _refuse_audit_options(arguments: argparse.Namespace, *names: str) -> None:
+    for name in names:
         if getattr(arguments, name):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} applies to an audit. Add --audit, or leave it out.")

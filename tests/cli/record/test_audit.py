@@ -53,6 +53,7 @@ def replay(row):
     print(out.tolist())
 
 """
+AUDITS = {"pointers", "frozen", "pool-poison", "launch"}
 SOUND = "for row in range(4): replay(row)\n"
 FREED = "replay(1)\nrows_kept, table = rows, None\nreplay(2)\n"
 FREED_ASKED = "replay(1)\ntable = None\nprint(gk.audit_graphs().findings[0].kind)\n"
@@ -113,8 +114,13 @@ def test_a_sound_program_prints_the_same_and_has_no_finding(run, report):
     assert plain.returncode == 0, plain.stderr
     done = run(SOUND, "audited", "--every", "1", "--fail-on", "note")
     assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
-    assert done.stderr.endswith("3 checks, no finding.\nwrote r.json\n")
-    assert {check.audit for check in report().checks} == {"pointers", "pool-poison", "launch"}
+    assert done.stderr.endswith("4 checks, no finding.\nwrote r.json\n")
+    assert {check.audit for check in report().checks} == {
+        "pointers",
+        "frozen",
+        "pool-poison",
+        "launch",
+    }
 
 
 def test_a_freed_tensor_fails_the_command_on_request(run, report):
@@ -152,7 +158,12 @@ def test_the_variable_alone_audits_a_program(run, report, tmp_path):
     done = run(SOUND, GRAPHKIT_AUDIT="r.json", GRAPHKIT_AUDIT_EVERY="2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[2.0, 2.0, 2.0, 2.0]\n" * 4
-    assert {check.audit for check in report().checks} == {"pointers", "pool-poison", "launch"}
+    assert {check.audit for check in report().checks} == {
+        "pointers",
+        "frozen",
+        "pool-poison",
+        "launch",
+    }
     assert report().findings == (), "a later run replaces the report"
     assert len(list((tmp_path / "r.json.processes").glob("*.json"))) == 1
 
