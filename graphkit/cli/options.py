@@ -128,7 +128,7 @@ def add_context_option(parser: argparse.ArgumentParser, default: str) -> None:
 def add_target_options(
     parser: argparse.ArgumentParser,
     *,
-    default_sizes: str = "those of TARGET",
+    default_sizes: str = "those of TARGET, else powers of two",
     metavar: str = "TARGET",
     record: str = "",
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
@@ -139,11 +139,29 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
     """
     from graphkit.audit.runs import capture_target
 
+    if selection.batch_sizes is None:
+        selection = replace(selection, batch_sizes=sizes_of_a_first_look(selection.target))
     announce("capturing", selection, selection.batch_sizes)
     with progress_on_stderr() as progress:
         return capture_target(
             selection.target, inspect=inspect, progress=progress, **selection.settings
         )
+
+
+def sizes_of_a_first_look(target: CaptureTarget) -> list[int] | None:
+    """Return the sizes to capture if neither the command nor the target names any.
+
+    The default list of a server has 27 sizes up to 64 requests. For a look at the graphs and a
+    check of the replays, powers of two are enough, and take a quarter of the time.
+
+    Returns:
+        Powers of two and the largest size; ``None``, which is the list of the target, if it names
+        sizes or has at most 8.
+    """
+    largest = target.sizes.max_batch_size
+    if target.batch_sizes is not None or largest <= _LARGEST_BATCH:
+        return None
+    return [*(1 << bits for bits in range((largest - 1).bit_length())), largest]
 
 
 def _folder_target(

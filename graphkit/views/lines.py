@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -74,7 +75,8 @@ def keys_around(lines: Iterable[Line]) -> frozenset[str]:
 def order_by(columns: Sequence[Column], name: str, is_reversed: bool) -> Order:
     """Return the order by a column's values, or the page's own order for an unknown name.
 
-    Numbers descend and text ascends unless reversed; rows without a value stay last.
+    Numbers descend and text ascends unless reversed; rows without a value stay last. Numbers within
+    text count as numbers: ``layers.2`` precedes ``layers.10``.
     """
     index = next((at for at, column in enumerate(columns) if column.name == name), None)
     if index is None:
@@ -83,10 +85,17 @@ def order_by(columns: Sequence[Column], name: str, is_reversed: bool) -> Order:
 
     def order(rows: Sequence[Row]) -> Sequence[Row]:
         with_value = [row for row in rows if row.values[at] is not None]
-        with_value.sort(key=lambda row: row.values[at], reverse=descending)
+        with_value.sort(key=lambda row: _natural(row.values[at]), reverse=descending)
         return [*with_value, *(row for row in rows if row.values[at] is None)]
 
     return order
+
+
+def _natural(value: Any) -> Any:
+    """Return a sort key: a number as it is; text as parts, of which every second is a number."""
+    if not isinstance(value, str):
+        return value
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from graphkit.cli.exits import describe
 from graphkit.cli.targets import (
     TargetSelection,
     announce,
+    sizes_of_a_first_look,
 )
 from graphkit.errors import TargetError
 from graphkit.records import CaptureRecord, MemoryEstimate
@@ -30,6 +32,22 @@ modes = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.DRAFT_EXTEND
 forwards = {mode: made.forwards[mode] for mode in modes}
 target = dataclasses.replace(made, forwards=forwards, engine=None)
 """
+
+
+@pytest.mark.parametrize(
+    ("largest", "named", "sizes"),
+    [
+        (8, None, None),
+        (64, [3], None),
+        (64, None, [1, 2, 4, 8, 16, 32, 64]),
+        (48, None, [1, 2, 4, 8, 16, 32, 48]),
+    ],
+)
+def test_a_first_look_captures_powers_of_two(tiny, largest, named, sizes):
+    target = importlib.import_module(tiny).right
+    limits = replace(target.sizes, max_batch_size=largest)
+    target = replace(target, sizes=limits, batch_sizes=named)
+    assert sizes_of_a_first_look(target) == sizes
 
 
 def test_a_correct_target_gives_a_table_per_mode(run, tiny):

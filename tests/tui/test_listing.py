@@ -119,6 +119,13 @@ def test_text_is_sorted_from_a_to_z(listing):
     assert names(listing) == ["refresh", "model", "done"]
 
 
+def test_numbers_within_names_are_sorted_as_numbers():
+    rows = tuple(leaf(f"layers.{index}.mlp", 1.0) for index in (10, 2, 1))
+    listing = Listing(Page(title="graph", columns=COLUMNS, rows=rows))
+    listing.sort_by("name")
+    assert names(listing) == ["layers.1.mlp", "layers.2.mlp", "layers.10.mlp"]
+
+
 def test_sort_cycles_through_the_columns_and_the_own_order(listing):
     seen = []
     for _ in range(5):

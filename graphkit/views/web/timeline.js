@@ -31,6 +31,7 @@ function showReplay(graph) {
   Object.assign(replay, { graph, bars, rects: new Map(), current: -1 });
   for (const id of ["replay", "replay-note", "replay-keys", "zoom"]) $(id).hidden = !bars.length;
   $("at").textContent = "";
+  $("replay-title").textContent = `Timeline of a replay of ${graph.title}`;
   $("replay-sum").textContent = graph.summary;
   $("parts").replaceChildren(...graph.parts.map(([part, text]) => make("li", {},
     make("span", { class: `swatch part-${part}`, "aria-hidden": "true" }), text)));

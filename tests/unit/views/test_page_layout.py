@@ -115,6 +115,7 @@ def test_charts_and_tables_are_there_before_the_record_is_unpacked(lay_out):
     for text in (
         "6,131.07 us",
         "captured sizes: 1",
+        "Timeline of a replay of STEP",
         "verify 4,448.16 us",
         "paged_attention_kernel",
     ):
