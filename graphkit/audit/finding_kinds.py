@@ -219,6 +219,12 @@ class FindingKind(StrEnum):
     )
     WRAPPER_DIFFERS = "wrapper differs from model", "Fix the wrapper."
     # Batches, sizes and launches.
+    LATE_COMPILE = (
+        "compiled while serving",
+        "Run this shape once before the first request, or keep the numbers that it depends on out "
+        "of the kernel's constants.",
+        "warning",
+    )
     SLOW_LAUNCH = (
         "slow launch",
         "graphkit inspect lists the launch attributes and arguments of the kernels.",

@@ -40,6 +40,7 @@ from graphkit.engine.step.request_checks import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for
+from graphkit.graphs.compiles import Compile, CompileWatch
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.capture_checks import host_objects
@@ -196,6 +197,7 @@ class SpeculativeEngine:
         # Not at exit: the modules and the CUDA context that it needs may be gone by then.
         weakref.finalize(self, _free, batching.schedule, self.memory).atexit = False
         self.memory.open()
+        self._compiles = CompileWatch()
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -218,6 +220,7 @@ class SpeculativeEngine:
         """
         self._check_open()
         require_type("capture", "progress", progress, Callable, "a function of a message")  # type: ignore[arg-type]
+        self._compiles.stop()
         planned = [runner for runner in self.runners if runner.status != "captured"]
         if planned:
             host_objects(self._forward).check_weights(self.device)
@@ -231,6 +234,15 @@ class SpeculativeEngine:
             self._spec_step.warm_up_steps(self.runners[0].capturing_backend())
         if warms_up:
             self._batching.schedule.measure_lengths(self.runners[0].capturing_backend())
+        self._compiles.start()
+
+    @property
+    def late_compiles(self) -> tuple[Compile, ...]:
+        """The Triton kernels that were compiled after ``capture``, each a warning in the log.
+
+        Requests waited for them. Kernels of other code in the process are among them.
+        """
+        return tuple(self._compiles.compiles)
 
     def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
         """Return the device memory that the engine takes once it is captured.
@@ -465,6 +477,7 @@ class SpeculativeEngine:
         if self._is_released:
             return
         self._closed, batching = True, self._batching
+        self._compiles.stop()
         with ExitStack() as last_first:  # closes and frees everything, also if a rank has failed
             last_first.callback(batching.queue.close)
             for runner in reversed(self.runners):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
@@ -42,6 +43,7 @@ from graphkit.audit.foreign.registration import registration_of
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range
 from graphkit.graphs import Attribution
+from graphkit.graphs.compiles import Compile, CompileWatch
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.records import AuditReport, count_of
 from graphkit.records.audit import NOT_CHECKED, Audit
@@ -72,6 +74,7 @@ class ProgramAudit:
     ) -> None:
         self._options, self._writer = options, writer
         self.current_device = current_device
+        self._compiles = CompileWatch(self._compiled)
         self.forget()
 
     def forget(self) -> None:
@@ -100,6 +103,7 @@ class ProgramAudit:
     def capture_ended(self) -> None:
         """Count the end of a capture, also of one that failed."""
         self._num_captures -= 1
+        self._compiles.start()
 
     def follow(
         self,
@@ -145,6 +149,21 @@ class ProgramAudit:
             blocks = Blocks(segments, device.is_mapped)
             check_capture(followed, blocks, LiveTensors(), self._memories, check)
         return followed
+
+    def _compiled(self, found: Compile) -> None:
+        """Report a kernel that is compiled after a graph has been replayed, outside of captures."""
+        if self._num_captures or not any(followed.replays for followed in self._graphs):
+            return
+        with suppress(Exception), self.results.check(Audit.WARMUP) as check:
+            check.text = "kernels of Triton that were compiled after the first replay"
+            check.report(
+                FindingKind.LATE_COMPILE,
+                f"{found.text} after graphs have been replayed: requests wait for it.",
+                kernel=found.kernel,
+                source=found.source,
+                after=found.shape,
+                cause=f"{found.kernel} {found.shape}",
+            )
 
     # Replays.
 

@@ -184,3 +184,27 @@ def test_wrong_arguments_are_refused(arguments, field):
     with pytest.raises(ConfigError) as error:
         gk.foreign.register(frame.RecordedCUDAGraph(), **arguments)
     assert error.value.field == field
+
+
+def test_a_kernel_that_is_compiled_after_a_replay_is_a_warning(report):
+    text = """
+from types import SimpleNamespace
+import triton
+
+def compile_kernel(block):
+    jit = SimpleNamespace(arg_names=["x", "BLOCK"])
+    triton.knobs.runtime.jit_post_compile_hook(
+        fn=SimpleNamespace(name="norm", jit_function=jit),
+        compile={"signature": {"x": "*fp32", "BLOCK": "constexpr"}, "constants": {(1,): block}})
+
+def program():
+    graph = registered(lambda: rows * 2)
+    compile_kernel(64)
+    graph.replay()
+    compile_kernel(128)
+"""
+    (found,) = report(text).findings
+    assert (found.kind, found.severity, found.kernel) == (
+        "compiled while serving", "warning", "norm",
+    )  # fmt: skip
+    assert "x: *fp32, BLOCK = 128" in found.text

@@ -1,0 +1,59 @@
+"""Compiles of Triton kernels after the first replay are noted, with kernel and shape."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from graphkit.graphs.compiles import CompileWatch
+
+triton = pytest.importorskip("triton")
+
+
+def compile_kernel(name="rms_norm", block=128):
+    """Report a compile as Triton does."""
+    jit = SimpleNamespace(arg_names=["x", "n", "BLOCK"])
+    triton.knobs.runtime.jit_post_compile_hook(
+        key="k",
+        repr=f"{name}[num_warps=4](x: *fp32)",
+        fn=SimpleNamespace(module="m", name=name, jit_function=jit),
+        compile={
+            "signature": {"x": "*fp32", "n": "i32", "BLOCK": "constexpr"},
+            "constants": {(2,): block},
+        },
+        is_manual_warmup=False,
+        already_compiled=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def own_hook(monkeypatch):
+    called = []
+    knob = triton.knobs.runtime
+    monkeypatch.setattr(knob, "jit_post_compile_hook", lambda **facts: called.append(facts))
+    return called
+
+
+def test_a_compile_has_kernel_shape_and_line(own_hook, caplog):
+    watch = CompileWatch()
+    watch.start()
+    with caplog.at_level(logging.WARNING):
+        compile_kernel()
+    (found,) = watch.compiles
+    assert (found.kernel, found.shape) == ("rms_norm", "x: *fp32, n: i32, BLOCK = 128")
+    assert "test_compiles.py" in found.source
+    assert "`rms_norm` is compiled for x: *fp32" in caplog.text
+    assert len(own_hook) == 1, "the hook of the program is called"
+
+
+def test_compiles_before_start_and_after_stop_are_not_noted():
+    watch = CompileWatch(lambda _found: None)
+    compile_kernel()
+    watch.start()
+    watch.start()
+    compile_kernel(block=64)
+    watch.stop()
+    compile_kernel()
+    assert [found.shape[-2:] for found in watch.compiles] == ["64"]
