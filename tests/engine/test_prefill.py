@@ -7,7 +7,7 @@ import torch
 
 from engine_runs import each_generation, finish, outputs
 from graphkit.engine import FinishReason, SamplingParams
-from graphkit.engine.attention import SdpaAttention
+from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.step import Drafter, NgramDrafter
 from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode
@@ -205,7 +205,8 @@ def test_prompts_replay_graphs_of_their_number_of_tokens(
     noting, task, algorithm, generation, skips, monkeypatch
 ):
     """Attention decides whether a graph holds one request or several. Others run eagerly."""
-    monkeypatch.setattr(SdpaAttention, "skips_absent_rows", skips)
+    for attention in (SdpaAttention, TritonAttention):
+        monkeypatch.setattr(attention, "skips_absent_rows", skips)
     engine, target = noting(
         algorithm, generation=generation, chunked_prefill_size=24, prefill_sizes=[4, 24]
     )
