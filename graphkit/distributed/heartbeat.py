@@ -137,7 +137,7 @@ class _Stall:
     """A period without progress.
 
     Attributes:
-        state: RankProgress of this rank, and the topic of its call.
+        state: Progress of this rank, and the topic of its call.
         since: Time of the first heartbeat with this state.
         refused_at: Time of the first heartbeat after another rank refused the call.
         liveness: Check of the other ranks.
@@ -172,7 +172,7 @@ class StallDetector:
 
         Args:
             store: The store of the heartbeat's thread.
-            progress: RankProgress of this rank.
+            progress: Progress of this rank.
             topic: Topic of failures that end the call of this rank, if it is in one.
         """
         now = time.monotonic()
