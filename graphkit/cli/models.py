@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.models import TransformersModel
-    from graphkit.models.byte_tokenizer import Tokenizer
+    from graphkit.models.tokenizer import Tokenizer
     from graphkit.spec import SpecConfig
 
 
@@ -66,7 +66,7 @@ def open_models(
         ConfigError: A setting is out of range, or the models do not fit the algorithm.
     """
     from graphkit.graphs import resolve_device
-    from graphkit.models.byte_tokenizer import END_OF_TEXT
+    from graphkit.models.tokenizer import END_OF_TEXT
 
     device, folder = resolve_device(arguments.device), arguments.checkpoint
     options: dict[str, Any] = {"kv_dtype": kv_dtype(arguments)}
@@ -174,7 +174,7 @@ def _load_tokenizer(arguments: argparse.Namespace, vocab_size: int) -> Tokenizer
     Raises:
         CheckpointError: The folder has no tokenizer, or it cannot be loaded.
     """
-    from graphkit.models.byte_tokenizer import VOCAB_SIZE, ByteTokenizer
+    from graphkit.models.tokenizer import VOCAB_SIZE, ByteTokenizer
 
     folder = arguments.checkpoint
     if folder is None or (vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists()):

@@ -23,7 +23,7 @@ from graphkit.engine import (
 )
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import environment
-from graphkit.models.byte_tokenizer import Tokenizer
+from graphkit.models.tokenizer import Tokenizer
 from graphkit.records import Completion, GenerateRecord
 
 OnResult = Callable[[Prompt, Completion, Mapping[str, float]], None]

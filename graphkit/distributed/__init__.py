@@ -7,8 +7,7 @@ out which rank failed first, through ``rank_store``, ``heartbeat`` and ``connect
 ``collectives``.
 """
 
-from graphkit.distributed.barrier_backend import BarrierBackend
-from graphkit.distributed.capture_barrier import CaptureBarrier, RankFailure
+from graphkit.distributed.barrier_backend import BarrierBackend, CaptureBarrier, RankFailure
 from graphkit.distributed.channel import Channel
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.rank_group import RankGroup

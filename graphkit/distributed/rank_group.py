@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from graphkit.distributed.barrier_backend import BarrierBackend
-from graphkit.distributed.capture_barrier import CaptureBarrier
+from graphkit.distributed.barrier_backend import BarrierBackend, CaptureBarrier
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
 from graphkit.distributed.guarded_calls import GuardedCalls

@@ -9,6 +9,8 @@ from graphkit.engine.request_memory import RequestMemory as RequestMemory
 from graphkit.engine.request_stream import (
     RequestOutput as RequestOutput,
     RequestStream as RequestStream,
+    TextStream as TextStream,
+    TokenDecoder as TokenDecoder,
 )
 from graphkit.engine.settings import EngineOptions as EngineOptions
 from graphkit.engine.stats import EngineStats as EngineStats, TimeHistogram as TimeHistogram
@@ -28,5 +30,4 @@ from graphkit.engine.step import (
     Verified as Verified,
     finalize_accepted_tree_path as finalize_accepted_tree_path,
 )
-from graphkit.engine.text_stream import TextStream as TextStream, TokenDecoder as TokenDecoder
 from graphkit.engine.token_matcher import TokenMatcher as TokenMatcher

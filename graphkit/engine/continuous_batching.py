@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from graphkit.engine.device_schedule import DeviceSchedule
 from graphkit.engine.kv import KVPool, RequestPool
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory, SlotReservation, StepSlots
-from graphkit.engine.schedule import RunningBatch, Schedule
+from graphkit.engine.schedule import DeviceSchedule, RunningBatch, Schedule
 from graphkit.engine.stats import Tally
 from graphkit.engine.step import Admission, SpecStep, SpecStepRunner
-from graphkit.engine.step.request_checks import RequestChecks
+from graphkit.engine.step.step_requests import RequestChecks
 
 
 class ContinuousBatching:

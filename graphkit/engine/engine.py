@@ -14,7 +14,7 @@ from graphkit.distributed import RankGroup
 from graphkit.engine.call_broadcast import CallBroadcast, LocalCalls
 from graphkit.engine.continuous_batching import ContinuousBatching
 from graphkit.engine.kv.contracts import check_request_pool
-from graphkit.engine.kv.pool_use import PoolUse, check_unused
+from graphkit.engine.kv.pool import PoolUse, check_unused
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.schedule import Schedule
@@ -36,7 +36,7 @@ from graphkit.engine.step import (
     SpecStep,
     StepOptions,
 )
-from graphkit.engine.step.request_checks import RequestChecks
+from graphkit.engine.step.step_requests import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for

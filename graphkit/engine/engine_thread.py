@@ -19,9 +19,8 @@ import torch
 from graphkit.config import is_int, require_type
 from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.request import FinishReason, Request
-from graphkit.engine.request_stream import RequestOutput, RequestStream
+from graphkit.engine.request_stream import RequestOutput, RequestStream, TextStream, TokenDecoder
 from graphkit.engine.step import SamplingParams
-from graphkit.engine.text_stream import TextStream, TokenDecoder
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, QueueFullError, RankError, ReplayError
 

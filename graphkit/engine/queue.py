@@ -14,8 +14,8 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory, StepSlots
 from graphkit.engine.step import Admission, SamplingParams
-from graphkit.engine.step.request_checks import RequestChecks
 from graphkit.engine.step.request_state import Prefill
+from graphkit.engine.step.step_requests import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
 

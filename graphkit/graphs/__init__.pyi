@@ -20,7 +20,6 @@ from graphkit.graphs.devices import (
     resolve_device as resolve_device,
 )
 from graphkit.graphs.host_memory import UNSET_MARKER as UNSET_MARKER
-from graphkit.graphs.module_names import named_tensors as named_tensors
 from graphkit.graphs.pool_memory import Allocation as Allocation, PoolBlock as PoolBlock
 from graphkit.graphs.recorded_graph import RecordedGraph as RecordedGraph
 from graphkit.graphs.recorder import RecorderBackend as RecorderBackend
@@ -29,7 +28,7 @@ from graphkit.graphs.size_table import (
     default_batch_sizes as default_batch_sizes,
 )
 from graphkit.graphs.snapshot import StateSnapshot as StateSnapshot
-from graphkit.graphs.source_lines import caller_line as caller_line
+from graphkit.graphs.source_lines import caller_line as caller_line, named_tensors as named_tensors
 from graphkit.graphs.walk import (
     NamedTensors as NamedTensors,
     inspect_graph as inspect_graph,

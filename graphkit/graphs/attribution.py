@@ -26,10 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.graphs.capture_state import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
-from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.operations import Operand, OpOverload, operands_in
 from graphkit.graphs.pool_memory import Allocation, new_allocations
-from graphkit.graphs.source_lines import node_line
+from graphkit.graphs.source_lines import ModuleNames, node_line
 
 
 class Stage(StrEnum):

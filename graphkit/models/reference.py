@@ -19,11 +19,11 @@ from graphkit.engine import SpeculativeEngine
 from graphkit.engine.attention import PagedAttention
 from graphkit.errors import CheckpointError
 from graphkit.graphs import resolve_device
-from graphkit.models.byte_tokenizer import END_OF_TEXT
 from graphkit.models.drafted_model import check_algorithm
 from graphkit.models.heads.load import load_draft
 from graphkit.models.loader import load
 from graphkit.models.model import TransformersModel
+from graphkit.models.tokenizer import END_OF_TEXT
 from graphkit.runners.targets import CaptureTarget
 
 _WEIGHTS = Path(__file__).parent / "weights"

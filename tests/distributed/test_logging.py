@@ -53,7 +53,7 @@ def test_a_failed_capture_is_logged_with_its_cause(group, caplog):
     with pytest.raises(gk.CaptureError):
         runner(group, fail).capture()
     (record,) = logged(caplog)
-    assert record[:2] == ("capture_barrier", "WARNING")
+    assert record[:2] == ("barrier_backend", "WARNING")
     assert "rank 0 failed in a capture" in record[2]
     assert "LookupError: no weights" in record[2]
 

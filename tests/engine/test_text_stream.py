@@ -13,7 +13,7 @@ from checkpoint_folders import (
 )
 from graphkit.engine import TextStream
 from graphkit.errors import ConfigError
-from graphkit.models.byte_tokenizer import ByteTokenizer
+from graphkit.models.tokenizer import ByteTokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.text("ab ▁é日🙂\n", max_size=12)
 TRAINED = {"byte-level": byte_level_tokenizer, "byte-fallback": byte_fallback_tokenizer}

@@ -12,8 +12,8 @@ import torch
 
 from graphkit.engine import SamplingParams
 from graphkit.engine.schedule import Schedule
-from graphkit.models.byte_tokenizer import encode
 from graphkit.models.reference import reference_engine
+from graphkit.models.tokenizer import encode
 
 pytestmark = pytest.mark.gpu
 

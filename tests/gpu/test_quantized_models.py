@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
 from graphkit.models.reference import reference_model
+from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.ops.linear import project
 
 pytestmark = pytest.mark.gpu

@@ -17,11 +17,11 @@ import graphkit as gk
 from causal_attention import causal_attend, run_head
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit.models import random_model, reference_engine, reference_target, shapes
-from graphkit.models.byte_tokenizer import encode
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.folders import load_eagle3_head, load_eagle_head, save_draft_head
 from graphkit.models.heads.load import head_sources
+from graphkit.models.tokenizer import encode
 from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.loop_layout import LoopEnd
 from rank_steps import rank_device, rank_group

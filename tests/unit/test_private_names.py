@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import graphkit.graphs.capture_state as capture_state
 from graphkit.graphs.host_calls import caller_passes
-from graphkit.graphs.module_names import running_module
 from graphkit.graphs.operations import generator_id, schema, storage_id
+from graphkit.graphs.source_lines import running_module
 from graphkit.graphs.walk.kernels import demangled
 from graphkit.ops.registration import without_autograd
 
@@ -42,7 +42,7 @@ OWNERS = {
         "torch._C._cuda_getCurrentRawStream",
         "torch._C._cuda_getDevice",
     },
-    "graphkit/graphs/module_names.py": {
+    "graphkit/graphs/source_lines.py": {
         "torch.nn.Module._call_impl",
         "torch._dynamo.eval_frame.OptimizedModule",
     },
@@ -231,13 +231,13 @@ def test_the_frame_of_a_call_has_its_module():
 
     path = nn.Sequential(Child())
     path.forward = path[0].__call__
-    assert path() == "Sequential.0", changed("graphs/module_names.py", "nn.Module._call_impl")
+    assert path() == "Sequential.0", changed("graphs/source_lines.py", "nn.Module._call_impl")
 
 
 def test_a_compiled_module_keeps_its_module():
     module = nn.Linear(2, 2)
     kept = torch.compile(module, backend="eager")._orig_mod
-    assert kept is module, changed("graphs/module_names.py", "OptimizedModule._orig_mod")
+    assert kept is module, changed("graphs/source_lines.py", "OptimizedModule._orig_mod")
 
 
 def test_symbols_are_demangled():

@@ -15,7 +15,7 @@ import graphkit as gk
 from graphkit.engine import Drafter, DraftTree, EngineContext, PrefillChunk, Verified
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.models import reference_engine, reference_model
-from graphkit.models.byte_tokenizer import decode, encode
+from graphkit.models.tokenizer import decode, encode
 
 DRAFTS, CONTEXT, SAMPLING = 5, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]

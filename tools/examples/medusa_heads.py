@@ -15,7 +15,7 @@ import torch
 
 import graphkit as gk
 from graphkit.models import TransformersModel, reference_engine, reference_model
-from graphkit.models.byte_tokenizer import decode, encode
+from graphkit.models.tokenizer import decode, encode
 
 HEADS, CONTEXT, SAMPLING = 3, 160, gk.SamplingParams(max_new_tokens=48)
 PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]

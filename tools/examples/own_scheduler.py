@@ -15,7 +15,7 @@ import torch
 
 import graphkit as gk
 from graphkit.models import TransformersModel, reference_model
-from graphkit.models.byte_tokenizer import decode, encode
+from graphkit.models.tokenizer import decode, encode
 from graphkit.ops.loop_layout import Report
 
 ROWS, CONTEXT, NEW, STEPS_PER_LAUNCH, NEWLINE = 2, 96, 24, 8, ord("\n")

@@ -24,7 +24,7 @@ from starlette.routing import Route
 import graphkit as gk
 from graphkit.engine.metrics import PrometheusCollector
 from graphkit.models import FolderTokenizer, load, reference_model
-from graphkit.models.byte_tokenizer import ByteTokenizer
+from graphkit.models.tokenizer import ByteTokenizer
 
 SETTINGS = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"} | {
     name: name

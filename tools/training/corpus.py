@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphkit.models.byte_tokenizer import END_OF_TEXT
+from graphkit.models.tokenizer import END_OF_TEXT
 
 CONTEXT = 512
 # Folders that differ between distributions of Python, and tables that are not code.

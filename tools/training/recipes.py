@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen3Config
 
 from graphkit.models import TransformersModel
-from graphkit.models.byte_tokenizer import VOCAB_SIZE
 from graphkit.models.folder import write_folder
 from graphkit.models.heads.config import config_entries
 from graphkit.models.heads.dflash import DFlashHead
@@ -31,6 +30,7 @@ from graphkit.models.heads.load import head_sources
 from graphkit.models.heads.mtp import MtpHead, MtpLayer, load_mtp
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import decoder_layers
+from graphkit.models.tokenizer import VOCAB_SIZE
 from training.losses import (
     Unroll,
     accept_length,

@@ -5,7 +5,7 @@ A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``
 ``spec_step`` joins both. ``admission`` prefills the prompt of a request before its first step.
 """
 
-from graphkit.engine.step.acceptance import finalize_accepted_tree_path
+from graphkit.engine.step.acceptance import Verified, finalize_accepted_tree_path
 from graphkit.engine.step.admission import Admission
 from graphkit.engine.step.context import EngineContext, StepOptions
 from graphkit.engine.step.dflash import DFlashDrafter
@@ -28,7 +28,6 @@ from graphkit.engine.step.spec_step import (
 )
 from graphkit.engine.step.spec_step_runner import SpecStepRunner
 from graphkit.engine.step.step_stream import LoopReader, StepStream
-from graphkit.engine.step.verified import Verified
 from graphkit.engine.step.verifier import Verifier
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 

@@ -12,12 +12,12 @@ import torch
 
 from graphkit.buffers import DraftContextInputs, TargetVerifyInputs
 from graphkit.config import require_int
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillChunk
-from graphkit.engine.step.verified import Verified
 from graphkit.errors import ConfigError
 from graphkit.ops.logits import argmax_rows
 from graphkit.ops.step_rows import extend_rows, verify_rows

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from graphkit.config import require_int
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.prefill_batch import PrefillBatch, PrefillChunk
-from graphkit.engine.step.verified import Verified
 from graphkit.errors import ConfigError, OutputError, short_repr
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch

@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_samples import DraftSamples
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch
-from graphkit.engine.step.verified import Verified
 from graphkit.errors import ConfigError, OutputError
 from graphkit.graphs.devices import to_device
 from graphkit.ops import create_extend_after_decode_spec_info

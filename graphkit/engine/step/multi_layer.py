@@ -7,12 +7,12 @@ from copy import copy
 import torch
 
 from graphkit.buffers import MultiLayerDraftExtendInputs
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch
-from graphkit.engine.step.verified import Verified
 from graphkit.graphs.devices import to_device
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.draft import TreeGrowth

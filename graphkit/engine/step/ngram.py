@@ -9,11 +9,11 @@ from copy import copy
 
 import torch
 
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import ChainTree, DraftTree
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.prefill_batch import PrefillBatch
-from graphkit.engine.step.verified import Verified
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.drafter import Drafter, NullDrafter
-from graphkit.engine.step.verified import Verified
 from graphkit.ops.stored_tokens import store_tokens
 
 

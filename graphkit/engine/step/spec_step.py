@@ -14,13 +14,13 @@ import torch
 
 from graphkit.buffers import Axis, Rows, StepInputs, declare
 from graphkit.buffers.attention import kv_pools
+from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.drafter import Drafter, NullDrafter, check_prepared, prepare_drafter
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.plain_step import CatchUpDrafter, PendingCatchUp, PlainDrafter
 from graphkit.engine.step.prompt_runner import PromptRunner
 from graphkit.engine.step.tree_checks import check_tree
-from graphkit.engine.step.verified import Verified
 from graphkit.engine.step.verifier import FillBitmask, Verifier
 from graphkit.graphs import Backend, CaptureFailure, scope
 from graphkit.runners import Output, Runner, declare_output

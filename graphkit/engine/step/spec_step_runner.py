@@ -14,12 +14,11 @@ from torch import nn
 
 from graphkit.config import BufferSizes, require_int
 from graphkit.distributed import RankGroup
-from graphkit.engine.kv.pool_use import PoolUse, check_unused
+from graphkit.engine.kv.pool import PoolUse, check_unused
 from graphkit.engine.step.context import EngineContext, StepOptions
-from graphkit.engine.step.device_loops import DeviceLoops
+from graphkit.engine.step.device_loops import DeviceLoops, LoopStep
 from graphkit.engine.step.drafter import Drafter
 from graphkit.engine.step.engine_model import EngineModel
-from graphkit.engine.step.loop_capture import LoopStep
 from graphkit.engine.step.request_state import RequestState
 from graphkit.engine.step.sampling_params import SamplingParams
 from graphkit.engine.step.spec_step import SpecStep, SpecStepInputs, SpecStepOutput, StepVariant

@@ -12,6 +12,7 @@ from graphkit.engine.step.acceptance import (
     AcceptedPath,
     Draws,
     Links,
+    Verified,
     accept_greedily,
     accept_sampled,
     most_probable,
@@ -23,7 +24,6 @@ from graphkit.engine.step.draft_tree import DraftTree
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.request_state import RequestState
-from graphkit.engine.step.verified import Verified
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front

@@ -13,8 +13,8 @@ from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.devices import environment
-from graphkit.graphs.module_names import named_tensors
 from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.source_lines import named_tensors
 from graphkit.graphs.walk.cuda_walk import CudaWalk
 from graphkit.graphs.walk.memory_map import NamedTensors
 from graphkit.graphs.walk.recorder_walk import RecorderWalk

@@ -11,7 +11,13 @@ from torch import nn
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.models.wrapper.choices import Choices, joined_choices, taking_choices
-from graphkit.models.wrapper.model_logits import ModelLogits, decoding_differences
+from graphkit.models.wrapper.model_logits import (
+    MOST_ROWS,
+    ModelLogits,
+    RowDifferences,
+    decoding_differences,
+    rows_at_once,
+)
 from graphkit.models.wrapper.module_rows import (
     ModuleDifference,
     first_module_difference,
@@ -19,7 +25,6 @@ from graphkit.models.wrapper.module_rows import (
     outer_modules,
     recorded_rows,
 )
-from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
 from graphkit.models.wrapper.text_batches import RowSource, TextBatch, TreeRequest, run_batch
 from graphkit.records import WrapperDifference, WrapperRecord
 from graphkit.runners import Runner

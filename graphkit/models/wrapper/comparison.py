@@ -12,9 +12,8 @@ import torch
 from graphkit.errors import TargetError, short_repr
 from graphkit.graphs import StateSnapshot
 from graphkit.models.wrapper.batch_comparison import BatchComparison
-from graphkit.models.wrapper.model_logits import ModelLogits
+from graphkit.models.wrapper.model_logits import ModelLogits, rows_at_once
 from graphkit.models.wrapper.requests import tree_requests, window_settings
-from graphkit.models.wrapper.row_differences import rows_at_once
 from graphkit.models.wrapper.text_batches import (
     SERVED_FIELDS,
     TextBatch,

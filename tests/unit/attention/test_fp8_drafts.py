@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.models.byte_tokenizer import ByteTokenizer
 from graphkit.models.reference import reference_engine
+from graphkit.models.tokenizer import ByteTokenizer
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench" / "accept_lengths.py"
 FP8 = torch.float8_e4m3fn

@@ -9,8 +9,8 @@ from torch import nn
 import graphkit as gk
 from graphkit.errors import ConfigError
 from graphkit.models import reference_model
-from graphkit.models.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.ops.linear import project
 
 PROMPT = "def replay(self, batch):"

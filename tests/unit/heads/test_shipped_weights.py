@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graphkit.models.byte_tokenizer import encode
 from graphkit.models.reference import default_checkpoint
+from graphkit.models.tokenizer import encode
 
 FOLDERS = {
     "target": default_checkpoint(),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from graphkit.errors import InputError
-from graphkit.models.byte_tokenizer import decode, encode
+from graphkit.models.tokenizer import decode, encode
 
 
 def test_a_token_is_a_byte():

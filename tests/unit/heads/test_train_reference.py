@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 
 from graphkit import models
-from graphkit.models.byte_tokenizer import decode
 from graphkit.models.reference import default_checkpoint
+from graphkit.models.tokenizer import decode
 
 MODELS = ("target", "eagle", "eagle3", "dflash", "mtp", "standalone")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.graphs.module_names import ModuleNames
+from graphkit.graphs.source_lines import ModuleNames
 
 
 class Block(nn.Module):

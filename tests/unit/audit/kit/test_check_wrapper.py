@@ -330,7 +330,7 @@ def test_a_prompt_exceeds_the_window_of_the_config(monkeypatch):
 
 
 def test_long_prompts_run_in_chunks(monkeypatch):
-    monkeypatch.setattr("graphkit.models.wrapper.row_differences.MOST_ROWS", 8)
+    monkeypatch.setattr("graphkit.models.wrapper.model_logits.MOST_ROWS", 8)
     assert compared(make_target()).rows == 60 + 20 + 3 * 4
     found = compared(make_target(NoWindow)).difference
     assert (found.row, found.position) == (WINDOW % 8, WINDOW)

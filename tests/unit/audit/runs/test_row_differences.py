@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphkit.config import BufferSizes
-from graphkit.models.wrapper.row_differences import MOST_ROWS, RowDifferences, rows_at_once
+from graphkit.models.wrapper.model_logits import MOST_ROWS, RowDifferences, rows_at_once
 from graphkit.runners.comparison.differences import (
     Rounding,
     first_difference,
@@ -22,7 +22,7 @@ NAN, INF = math.nan, math.inf
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_are_those_of_the_whole_tensors(dtype, monkeypatch):
-    monkeypatch.setattr("graphkit.models.wrapper.row_differences._REDUCED_AT_ONCE", 64)
+    monkeypatch.setattr("graphkit.models.wrapper.model_logits._REDUCED_AT_ONCE", 64)
     expected = torch.randn(13, 30, generator=torch.Generator().manual_seed(0))
     got = (expected + torch.linspace(0, 1e-2, 13)[:, None]).to(dtype)
     found = RowDifferences.of(expected, got)
