@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,36 +10,32 @@ from typing import Any
 import torch
 
 from graphkit.audit.kit.attention_batch import AttentionBatch
-from graphkit.audit.kit.random_attention import (
-    AttendOptions,
-    AttentionSizes,
-    BatchRows,
-    attention_batch,
-)
+from graphkit.audit.kit.random_attention import AttentionCase
 from graphkit.buffers import AttentionBackend
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError, GraphkitError, short_repr
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.spec import ForwardMode
 
-_EXTENDED = BatchRows([6, 0, 40], width=4, pads=1)
+_EXTENDED = AttentionCase([6, 0, 40], width=4, pads=1)
 MODES = {
-    "DECODE": BatchRows([6, 1, 40], ForwardMode.DECODE, pads=2),
-    "TARGET_VERIFY, chain": BatchRows([6, 0, 40], width=4, pads=2),
-    "TARGET_VERIFY, tree": BatchRows([6, 0, 40], width=4, pads=2, tree=True),
-    "DRAFT, tree": BatchRows([6, 4, 40], ForwardMode.DRAFT, width=2, columns=6, tree=True, pads=1),
+    "DECODE": AttentionCase([6, 1, 40], ForwardMode.DECODE, pads=2),
+    "TARGET_VERIFY, chain": replace(_EXTENDED, pads=2),
+    "TARGET_VERIFY, tree": replace(_EXTENDED, pads=2, tree=True),
+    "DRAFT, tree": AttentionCase(
+        [6, 4, 40], ForwardMode.DRAFT, width=2, columns=6, tree=True, pads=1
+    ),
     "DRAFT_EXTEND": replace(_EXTENDED, mode=ForwardMode.DRAFT_EXTEND, rows=[1, 4, 2]),
     "DRAFT_EXTEND_V2": replace(_EXTENDED, mode=ForwardMode.DRAFT_EXTEND_V2),
 }
 """Batches by name."""
-OPTIONS = {
-    "window": AttendOptions(window=7),
-    "chunked": AttendOptions(window=7, chunked=True),
-    "softcap": AttendOptions(softcap=0.5),
-    "sinks": AttendOptions(sinks=True),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 7},
+    "chunked": {"window": 7, "chunked": True},
+    "softcap": {"softcap": 0.5},
+    "sinks": {"sinks": True},
 }
 """Values of the options of ``attend``."""
-_NO_OPTIONS = AttendOptions()
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -104,23 +100,30 @@ def attention_conformance(
     known = {MHATokenToKVPool, MLATokenToKVPool}
     names = " and ".join(kind.__name__ for kind in (MHATokenToKVPool, MLATokenToKVPool))
     _require("pools", set(readable) <= known, f"of {names}", readable)
-    common = AttentionSizes(heads=heads, dtype=dtype, device=resolve_device(device))
-    sizes_of: dict[type, AttentionSizes] = {
-        MHATokenToKVPool: replace(common, kv_heads=kv_heads, head_dim=head_dim),
-        MLATokenToKVPool: replace(common, latent=latent_dims[0], head_dim=sum(latent_dims)),
+    common: dict[str, Any] = {"heads": heads, "dtype": dtype, "device": resolve_device(device)}
+    sizes: dict[type, dict[str, Any]] = {
+        MHATokenToKVPool: {**common, "kv_heads": kv_heads, "head_dim": head_dim},
+        MLATokenToKVPool: {**common, "latent": latent_dims[0], "head_dim": sum(latent_dims)},
     }
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
     tests: dict[str, Callable[[], None]] = {}
     for pool in readable:
         for page_size in page_sizes:
-            sizes = replace(sizes_of[pool], page_size=page_size)
+            cases = {
+                name: replace(case, **sizes[pool], page_size=page_size)
+                for name, case in MODES.items()
+            }
             where = f"{pool.__name__}, page size {page_size}"
-            for name, test in _tests(backend, attend, sizes, options, limit):
+            for name, test in _tests(backend, attend, cases, options, limit):
                 tests[f"{where}, {name}"] = test
     if isinstance(backend, type):
-        for other in known - set(readable):
-            tests[f"refuses {other.__name__}"] = partial(_refuses, backend, sizes_of[other])
-        tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common, of_requests=True)
+        others: dict[str, Any] = {
+            pool.__name__: AttentionCase([1], **sizes[pool]).batch().pool
+            for pool in known - set(readable)
+        }
+        requests = ReqToTokenPool(1, 1, common["device"])
+        for name, other in {**others, "ReqToTokenPool": requests}.items():
+            tests[f"refuses {name}"] = partial(_refuses, backend, requests, other)
     failures = [f"{name}: {text}" for name, test in tests.items() if (text := _failure(test))]
     if failures:
         raise AssertionError(
@@ -132,12 +135,12 @@ def attention_conformance(
 def _tests(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    sizes: AttentionSizes,
+    cases: Mapping[str, AttentionCase],
     options: Collection[str],
     limit: float,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the tests of a pool and page size by name."""
-    probe = attention_batch(BatchRows([1]), sizes).backend(backend)
+    probe = next(iter(cases.values())).batch().backend(backend)
     is_backend = isinstance(probe, AttentionBackend)
     _require("backend", is_backend, "a callable that returns a graphkit.AttentionBackend", probe)
     if attend is None and not callable(getattr(probe, "attend", None)):
@@ -146,27 +149,25 @@ def _tests(
             "function that stores the rows of a layer and attends from them.",
             field="attend",
         )
-    for name, rows in MODES.items():
-        if not probe.supports(rows.mode):
+    for name, case in cases.items():
+        if not probe.supports(case.mode):
             continue
-        yield name, partial(_computes, backend, attend, rows, sizes, limit)
-        if rows.mode is not ForwardMode.TARGET_VERIFY:
+        yield name, partial(_computes, backend, attend, case, limit)
+        if case.mode is not ForwardMode.TARGET_VERIFY:
             continue
         for option in options:
-            test = partial(_computes, backend, attend, rows, sizes, limit, OPTIONS[option])
+            test = partial(_computes, backend, attend, replace(case, **OPTIONS[option]), limit)
             yield f"{name}, {option}", test
-        yield f"{name}, captured", partial(_follows_inputs, backend, attend, rows, sizes, limit)
+        yield f"{name}, captured", partial(_follows_inputs, backend, attend, case, limit)
 
 
 def _computes(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    rows: BatchRows,
-    sizes: AttentionSizes,
+    case: AttentionCase,
     limit: float,
-    options: AttendOptions = _NO_OPTIONS,
 ) -> None:
-    batch = attention_batch(rows, sizes, options)
+    batch = case.batch()
     made = batch.backend(backend)
     batch.prepare(made)
     _compare(batch, batch.attend_by(made, attend), limit)
@@ -175,12 +176,11 @@ def _computes(
 def _follows_inputs(
     backend: Callable[..., Any],
     attend: Callable[..., torch.Tensor] | None,
-    rows: BatchRows,
-    sizes: AttentionSizes,
+    case: AttentionCase,
     limit: float,
 ) -> None:
     """Capture a batch, and replay it twice, each time with its requests in another order."""
-    batch = attention_batch(replace(rows, pads=0, lengths=[6, 11, 40]), sizes)
+    batch = replace(case, pads=0, lengths=[6, 11, 40]).batch()
     made, graphs = batch.backend(backend), backend_for(batch.query.device)
     batch.prepare(made)
     plan = getattr(made, "before_replay", None)
@@ -203,16 +203,12 @@ def _follows_inputs(
         graph.close()
 
 
-def _refuses(
-    backend: Callable[..., Any], sizes: AttentionSizes, *, of_requests: bool = False
-) -> None:
+def _refuses(backend: Callable[..., Any], requests: ReqToTokenPool, pool: Any) -> None:
     """Check that a KV pool is refused, or a request pool in its place."""
-    batch = attention_batch(BatchRows([1]), sizes)
-    pool = ReqToTokenPool(1, 1, batch.query.device) if of_requests else batch.pool
     name = type(pool).__name__
     refusal = None
     try:
-        backend(batch.requests, pool, scale=1.0)
+        backend(requests, pool, scale=1.0)
     except GraphkitError as error:
         refusal = str(error)
     if refusal is None:

@@ -23,8 +23,8 @@ _LAYER = 1
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRows:
-    """The requests and rows of a batch.
+class AttentionCase:
+    """What a random batch is like: its requests and rows, heads and pools, and options.
 
     Attributes:
         lengths: Keys of each live request before its own rows.
@@ -35,6 +35,18 @@ class BatchRows:
         tree: Whether a mask says what each row sees.
         pads: Pad requests behind the live ones.
         context: Tokens that the request pool holds per request; ``None`` for as many as needed.
+        heads: Query heads.
+        kv_heads: Key-value heads; with latents there is one.
+        head_dim: Elements of a key.
+        latent: Elements of a key that are its value; 0 for a pool of keys and values.
+        page_size: Slots per page.
+        dtype: Dtype of queries, keys and values.
+        device: Device of pools and tensors.
+        window: Keys that a row sees at most; 0 for all. This and the rest are options of
+            ``PagedAttention.attend``.
+        chunked: Whether the window begins at its multiples.
+        softcap: Bound of the scores; 0 for none.
+        sinks: Whether heads have sinks.
     """
 
     lengths: Sequence[int]
@@ -45,6 +57,17 @@ class BatchRows:
     tree: bool = False
     pads: int = 0
     context: int | None = None
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 16
+    latent: int = 0
+    page_size: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+    window: int = 0
+    chunked: bool = False
+    softcap: float = 0.0
+    sinks: bool = False
 
     @property
     def own_rows(self) -> list[int]:
@@ -56,69 +79,69 @@ class BatchRows:
         """Keys of each live request, its own rows included."""
         return [length + n for length, n in zip(self.lengths, self.own_rows, strict=True)]
 
-    @property
-    def batch_size(self) -> int:
-        """Requests, pads included (B)."""
-        return len(self.lengths) + self.pads
+    def batch(self, seed: int = 0) -> AttentionBatch:
+        """Create a batch of random numbers.
 
-    @property
-    def num_rows(self) -> int:
-        """Rows, pads included (T)."""
-        return self.batch_size * self.width
-
-    def inputs(
-        self, pool_rows: Sequence[int], random: Generator, device: torch.device | str
-    ) -> BatchInputs:
-        """Return what a backend reads of the inputs.
-
-        Args:
-            pool_rows: Row of each live request in the request pool.
-            random: Draws the masks of trees.
-            device: Device of the tensors.
+        Every slot that no live row may read holds NaN, and so do the rows of pads.
         """
+        random, device = Generator().manual_seed(seed), self.device
+        num_pages = sum(map(self._pages, self.num_keys)) + 2
+        num_requests = len(self.lengths) + self.pads
+        num_rows = num_requests * self.width
+        pool = self._pool(num_pages)
+        context = self.context or max(self.lengths, default=1) + self.width
+        requests = ReqToTokenPool(num_requests + 1, context, device)
+        pool_rows = requests.alloc(len(self.lengths) + 1)[1:][::-1]
+        key, value = self._keys_and_values(num_rows, random)
+        live = sum(self.own_rows)
+        key[live:], value[live:] = torch.nan, torch.nan
+        histories = [self._keys_and_values(length, random) for length in self.lengths]
+        out_cache_loc = torch.zeros(num_rows, dtype=torch.int64)
+        free, first = (torch.randperm(num_pages, generator=random) + 1).tolist(), 0
+        for row, history, num_keys in zip(pool_rows, histories, self.num_keys, strict=True):
+            slots = self._slots([free.pop() for _ in range(self._pages(num_keys))], num_keys)
+            before, own = slots.split([len(history[0]), num_keys - len(history[0])])
+            requests.req_to_token[row, :num_keys] = slots.int().to(device)
+            out_cache_loc[first : first + len(own)] = own
+            pool.get_key_buffer(_LAYER)[before] = history[0].to(device)
+            pool.get_value_buffer(_LAYER)[before] = history[1].to(device)
+            first += len(own)
+        query = torch.randn(num_rows, self.heads, self.head_dim, generator=random)
+        key = key.to(device)
+        return AttentionBatch(
+            mode=self.mode,
+            requests=requests,
+            pool=pool,
+            inputs=self._inputs(pool_rows, random),
+            query=query.to(device, self.dtype),
+            key=key,
+            value=key[..., : self.latent] if self.latent else value.to(device),
+            out_cache_loc=out_cache_loc.to(device),
+            histories=histories,
+            own_rows=self.own_rows,
+            options=self._options(random),
+            layer=_LAYER,
+        )
+
+    def _inputs(self, pool_rows: Sequence[int], random: Generator) -> BatchInputs:
+        """Return what a backend reads of the inputs of live requests in those rows of the pool."""
+        num_requests = len(self.lengths) + self.pads
         columns = self.columns or self.width
         masks = [_tree(self.width, columns, random) for _ in self.lengths]
         masks += [torch.zeros(self.width, columns, dtype=torch.bool)] * self.pads
         lengths = self.num_keys if self.mode in EXTENDING else list(self.lengths)
         ones = [1] * self.pads
         return BatchInputs(
-            req_pool_indices=torch.tensor([*pool_rows, *[0] * self.pads], device=device),
-            seq_lens=torch.tensor(lengths + ones, dtype=torch.int32, device=device),
-            num_accepted_tokens=torch.tensor(self.own_rows + ones, device=device).int(),
-            batch_size=self.batch_size,
-            num_tokens=self.num_rows,
+            req_pool_indices=torch.tensor([*pool_rows, *[0] * self.pads], device=self.device),
+            seq_lens=torch.tensor(lengths + ones, dtype=torch.int32, device=self.device),
+            num_accepted_tokens=torch.tensor(self.own_rows + ones, device=self.device).int(),
+            batch_size=num_requests,
+            num_tokens=num_requests * self.width,
             tokens_per_request=self.width,
-            custom_mask=torch.stack(masks).to(device) if self.tree else None,
+            custom_mask=torch.stack(masks).to(self.device) if self.tree else None,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class AttentionSizes:
-    """Heads, and the pool of their keys and values.
-
-    Attributes:
-        heads: Query heads.
-        kv_heads: Key-value heads; with latents there is one.
-        head_dim: Elements of a key.
-        latent: Elements of a key that are its value; 0 for a pool of keys and values.
-        page_size: Slots per page.
-        dtype: Dtype of queries, keys and values.
-        device: Device of pools and tensors.
-    """
-
-    heads: int = 2
-    kv_heads: int = 2
-    head_dim: int = 16
-    latent: int = 0
-    page_size: int = 1
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
-
-    def pages(self, num_keys: int) -> int:
-        """Return the pages of so many keys."""
-        return -(-num_keys // self.page_size)
-
-    def pool(self, num_pages: int) -> KVPool:
+    def _pool(self, num_pages: int) -> KVPool:
         """Create a pool whose slots all hold NaN."""
         common = num_pages * self.page_size, self.page_size, self.dtype
         pool: KVPool
@@ -131,97 +154,28 @@ class AttentionSizes:
             tensor.fill_(torch.nan)
         return pool
 
-    def keys_and_values(self, count: int, random: Generator) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, count: int, random: Generator) -> tuple[Tensor, Tensor]:
         """Return keys [count, M, D] and their values; latents are a view of the keys."""
         shape = count, 1 if self.latent else self.kv_heads, self.head_dim
         key, value = (torch.randn(shape, generator=random).to(self.dtype) for _ in "kv")
         return key, key[..., : self.latent] if self.latent else value
 
+    def _pages(self, num_keys: int) -> int:
+        """Return the pages of so many keys."""
+        return -(-num_keys // self.page_size)
 
-@dataclass(frozen=True, slots=True)
-class AttendOptions:
-    """Options of ``PagedAttention.attend``.
+    def _slots(self, pages: Sequence[int], count: int) -> Tensor:
+        """Return the first slots of some pages, int64 [count]."""
+        first = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size
+        return (first + torch.arange(self.page_size)).flatten()[:count]
 
-    Attributes:
-        window: Keys that a row sees at most; 0 for all.
-        chunked: Whether the window begins at its multiples.
-        softcap: Bound of the scores; 0 for none.
-        sinks: Whether heads have sinks.
-    """
-
-    window: int = 0
-    chunked: bool = False
-    softcap: float = 0.0
-    sinks: bool = False
-
-    def arguments(self, sizes: AttentionSizes, random: Generator) -> dict[str, Any]:
-        """Return those that differ from their defaults."""
+    def _options(self, random: Generator) -> dict[str, Any]:
+        """Return the arguments of ``attend`` that differ from their defaults."""
         given = {"window": self.window, "softcap": self.softcap, "chunked": self.chunked}
         options: dict[str, Any] = {name: value for name, value in given.items() if value}
         if self.sinks:
-            sinks = torch.randn(sizes.heads, generator=random)
-            options["sinks_N"] = sinks.to(sizes.device)
+            options["sinks_N"] = torch.randn(self.heads, generator=random).to(self.device)
         return options
-
-
-def attention_batch(
-    rows: BatchRows,
-    sizes: AttentionSizes = AttentionSizes(),
-    options: AttendOptions = AttendOptions(),
-    seed: int = 0,
-) -> AttentionBatch:
-    """Create a batch of random numbers.
-
-    Every slot that no live row may read holds NaN, and so do the rows of pads.
-
-    Args:
-        rows: Its requests and rows.
-        sizes: Heads and pools.
-        options: Options of ``attend``.
-        seed: Seed of all numbers.
-    """
-    random, device = Generator().manual_seed(seed), sizes.device
-    num_pages = sum(map(sizes.pages, rows.num_keys)) + 2
-    pool = sizes.pool(num_pages)
-    context = rows.context or max(rows.lengths, default=1) + rows.width
-    requests = ReqToTokenPool(rows.batch_size + 1, context, device)
-    pool_rows = requests.alloc(len(rows.lengths) + 1)[1:][::-1]
-    key, value = sizes.keys_and_values(rows.num_rows, random)
-    live = sum(rows.own_rows)
-    key[live:], value[live:] = torch.nan, torch.nan
-    histories = [sizes.keys_and_values(length, random) for length in rows.lengths]
-    out_cache_loc = torch.zeros(rows.num_rows, dtype=torch.int64)
-    free, first = (torch.randperm(num_pages, generator=random) + 1).tolist(), 0
-    for row, history, num_keys in zip(pool_rows, histories, rows.num_keys, strict=True):
-        slots = _slots([free.pop() for _ in range(sizes.pages(num_keys))], num_keys, sizes)
-        before, own = slots.split([len(history[0]), num_keys - len(history[0])])
-        requests.req_to_token[row, :num_keys] = slots.int().to(device)
-        out_cache_loc[first : first + len(own)] = own
-        pool.get_key_buffer(_LAYER)[before] = history[0].to(device)
-        pool.get_value_buffer(_LAYER)[before] = history[1].to(device)
-        first += len(own)
-    query = torch.randn(rows.num_rows, sizes.heads, sizes.head_dim, generator=random)
-    key = key.to(device)
-    return AttentionBatch(
-        mode=rows.mode,
-        requests=requests,
-        pool=pool,
-        inputs=rows.inputs(pool_rows, random, device),
-        query=query.to(device, sizes.dtype),
-        key=key,
-        value=key[..., : sizes.latent] if sizes.latent else value.to(device),
-        out_cache_loc=out_cache_loc.to(device),
-        histories=histories,
-        own_rows=rows.own_rows,
-        options=options.arguments(sizes, random),
-        layer=_LAYER,
-    )
-
-
-def _slots(pages: Sequence[int], count: int, sizes: AttentionSizes) -> Tensor:
-    """Return the first slots of some pages, int64 [count]."""
-    first = torch.tensor(pages, dtype=torch.int64)[:, None] * sizes.page_size
-    return (first + torch.arange(sizes.page_size)).flatten()[:count]
 
 
 def _tree(width: int, columns: int, random: Generator) -> Tensor:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.audit.kit.attention_batch import AttentionBatch
-from graphkit.audit.kit.random_attention import (
-    AttendOptions,
-    AttentionSizes,
-    BatchRows,
-    attention_batch,
-)
+from graphkit.audit.kit.random_attention import AttentionCase
 from graphkit.buffers.attention import EXTENDING
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MLATokenToKVPool
@@ -94,13 +87,7 @@ def make_case():
     """``make_case(lengths, width=..., ...)`` builds a :class:`Case`."""
 
     def make(lengths, seed=0, **given):
-        given["lengths"] = lengths
-        parts = []
-        for kind in (BatchRows, AttentionSizes, AttendOptions):
-            names = {each.name for each in fields(kind)} & given.keys()
-            parts.append(kind(**{name: given.pop(name) for name in names}))
-        assert not given, f"unknown options {[*given]}"
-        return Case(**vars(attention_batch(*parts, seed=seed)))
+        return Case(**vars(AttentionCase(lengths, **given).batch(seed)))
 
     return make
 

@@ -1,13 +1,22 @@
-"""Tests of the sizes that audits capture."""
+"""Reports of audits: their sizes, outputs that are not finite, and several ranks as one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 import graphkit as gk
+from graphkit.audit import audit_target, merged_reports
+from graphkit.audit.locate_target import locate
 from graphkit.audit.report import representative_sizes
 from graphkit.models.reference import reference_target
+from graphkit.records import AuditReport, Environment, Finding
 from tiny_target import small_target
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
 
 
 @pytest.mark.parametrize(
@@ -32,3 +41,61 @@ def test_the_checking_mode_refuses_nothing_that_an_audit_feeds(monkeypatch):
     report = gk.audit_target(target, only=["pads"], modes=[draft], batch_sizes=[2], device="cpu")
     assert report.findings == ()
     assert "replays" in report.checks[0].text
+
+
+@pytest.fixture
+def target(monkeypatch):
+    """Return a correct target."""
+    monkeypatch.chdir(ROOT)
+    return locate("tools.examples.broken.sound:target", "cpu")
+
+
+def test_nan_is_one_error_that_names_the_first_module(target):
+    target.weights.norm.weight[3] = torch.nan
+    (finding,) = audit_target(target, device="cpu", only=["finite"]).findings
+    assert (finding.severity, finding.kind) == ("error", "not finite output")
+    assert (finding.modes, finding.batch_sizes) == (("TARGET_VERIFY",), (2, 8))
+    assert (finding.row, finding.request, finding.module) == (0, 0, "norm")
+    assert finding.text == (
+        f"row 0 of {finding.field} (request 0 of 2) has nan instead of a finite number, first in "
+        "the output of module `norm`."
+    )
+
+
+def test_a_mask_of_minus_infinity_is_no_finding(target):
+    target.weights.head.bias[3] = -torch.inf
+    assert not audit_target(target, device="cpu", only=["finite"]).findings
+
+
+def report(*findings):
+    made = tuple(
+        Finding(audit="pads", kind=kind, severity=severity, text=text, modes=("DECODE",))
+        for kind, severity, text in findings
+    )
+    return AuditReport(
+        target="t", backend="recorder", environment=ENVIRONMENT, checks=(), findings=made
+    )
+
+
+def texts(*reports):
+    return [(each.severity, each.text) for each in merged_reports(reports).findings]
+
+
+def test_a_finding_of_all_ranks_is_reported_once():
+    leak = ("leak", "error", "row 0 leaks")
+    assert texts(report(leak), report(("leak", "error", "row 3 leaks"))) == [leak[1:]]
+
+
+def test_findings_of_other_ranks_name_their_rank_and_come_by_severity():
+    assert texts(
+        report(("waste", "note", "pads")),
+        report(("leak", "error", "row 0 leaks"), ("waste", "note", "pads")),
+        report(("leak", "error", "row 1 leaks"), ("stale", "warning", "old rows")),
+    ) == [
+        ("error", "rank 1: row 0 leaks"), ("warning", "rank 2: old rows"), ("note", "pads"),
+    ]  # fmt: skip
+
+
+def test_the_modes_of_a_finding_stay():
+    merged = merged_reports([report(("leak", "error", "row 0 leaks")), report()])
+    assert merged == report(("leak", "error", "row 0 leaks"))

@@ -1,4 +1,4 @@
-"""Differences between two outputs, and the one that is reported."""
+"""Differences between two outputs, whole or by row, and the limits of rounding, in ulp."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import math
 import pytest
 import torch
 
+import graphkit as gk
+from graphkit.config import BufferSizes
+from graphkit.models.wrapper.model_logits import MOST_ROWS, RowDifferences, rows_at_once
 from graphkit.records import distinct_text
-from graphkit.runners.comparison import Rounding, first_difference
-from graphkit.runners.comparison.differences import allowed_by, largest_difference, largest_ulps
+from graphkit.runners.comparison.differences import (
+    Rounding,
+    allowed_by,
+    first_difference,
+    largest_difference,
+    largest_ulps,
+)
 
 INF, NAN = math.inf, math.nan
 FLOAT = Rounding(torch.float32)
 EPS = torch.finfo(torch.float32).eps
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 def own(row, rows):
@@ -154,3 +163,94 @@ def test_relative_and_absolute_differences_add_up():
 )
 def test_numbers_that_differ_are_printed_differently(numbers, texts):
     assert distinct_text(*numbers) == texts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [0.01, 1.0, 64.0])
+def test_an_ulp_is_relative_to_the_largest_number_and_at_least_to_1(dtype, largest):
+    field = torch.tensor([[-largest, 0.0]], dtype=dtype)
+    expected = torch.finfo(dtype).eps * max(1.0, largest)
+    assert Rounding(dtype).ulp(field) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("step", "field", "measured"),
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16, torch.float16),
+    ],
+)
+def test_the_coarser_dtype_counts(step, field, measured):
+    """A step in bfloat16 may return float32 logits."""
+    rounding, ones = Rounding(step), torch.ones(2, 2, dtype=field)
+    assert rounding.coarser_dtype(ones) is measured
+    assert rounding.ulp(ones) == torch.finfo(measured).eps
+
+
+@pytest.mark.parametrize("odd", [INF, -INF, NAN])
+def test_infinities_and_nan_do_not_widen_an_ulp(odd):
+    rounding = Rounding(torch.float32)
+    assert rounding.ulp(torch.tensor([[odd, 2.0]])) == 2 * torch.finfo(torch.float32).eps
+    assert rounding.ulp(torch.tensor([[odd]])) == torch.finfo(torch.float32).eps
+
+
+def test_integers_have_no_ulp():
+    assert Rounding(torch.float32).ulp(torch.tensor([[1], [2]])) == 0.0
+
+
+@pytest.mark.parametrize("tolerance", [0.5, 1.0, 3])
+def test_the_limit_follows_what_the_step_itself_rounds(tolerance):
+    rounding = Rounding(torch.float32, tolerance)
+    limits = [rounding.beside(natural) / tolerance for natural in (0.0, 1.0, 5.0, 10.0, 1e9, INF)]
+    assert limits == [8, 8, 20, 40, 256, 256]
+    assert rounding.most == 256 * tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_kernels_that_add_in_a_wider_dtype_round_little(dtype):
+    """64 ulp of bfloat16 are half of a number."""
+    assert Rounding(dtype).most == Rounding(dtype).beside(INF) == 16
+    assert Rounding(dtype).beside(3.0) == 12
+
+
+@pytest.mark.parametrize("tolerance", [0, -1, NAN, INF, True, None, "2"])
+def test_a_tolerance_is_a_finite_number_above_0(tolerance):
+    with pytest.raises(gk.ConfigError, match="tolerance must be a number above 0") as caught:
+        Rounding(torch.float32, tolerance)
+    assert caught.value.field == "tolerance"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_are_those_of_the_whole_tensors(dtype, monkeypatch):
+    monkeypatch.setattr("graphkit.models.wrapper.model_logits._REDUCED_AT_ONCE", 64)
+    expected = torch.randn(13, 30, generator=torch.Generator().manual_seed(0))
+    got = (expected + torch.linspace(0, 1e-2, 13)[:, None]).to(dtype)
+    found = RowDifferences.of(expected, got)
+    one, other = {"x": expected.to(dtype)}, {"x": got}
+    rounding = Rounding(dtype)
+    assert float(found.largest.max()) == largest_difference(one, other)
+    assert found.ulps(rounding) == largest_ulps(one, other, rounding)
+    for ulps in (0.0, 2.0, 3e4):
+        wrong = first_difference(one, other, lambda row, _: row, rounding, ulps)
+        assert found.first_beyond(ulps, rounding) == (None if wrong is None else wrong.row)
+    assert torch.equal(found.token, got.argmax(1))
+    assert torch.equal(found.expected_token, one["x"].argmax(1))
+
+
+def test_numbers_that_are_not_finite():
+    expected = torch.tensor([[NAN, 1.0], [INF, 2.0], [-INF, 3.0], [1.0, 4.0], [INF, 0.0]])
+    got = torch.tensor([[NAN, 1.5], [INF, 2.0], [INF, 3.0], [NAN, 4.0], [1.0, 0.0]])
+    found = RowDifferences.of(expected, got)
+    assert found.largest.tolist() == [0.5, 0.0, INF, INF, INF]
+    assert found.scale.tolist() == [1.0, 2.0, 3.0, 4.0, 0.0]
+    assert found.first_beyond(1e9, FLOAT) == 2
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "vocab_size", "rows"),
+    [(64, 128, MOST_ROWS), (64, 10**6, 8), (768, 32_000, 32), (4096, 128_256, 128)],
+)
+def test_the_logits_at_once_are_a_part_of_the_head(hidden_size, vocab_size, rows):
+    sizes = BufferSizes(2, 256, hidden_size, vocab_size, torch.float32)
+    assert rows_at_once(sizes) == rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,12 +11,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
+from graphkit.audit.shadow.first_results import is_beyond_rounding, written_tensors
+from graphkit.graphs import RecorderBackend
 from small_targets import llama_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 VOCAB = 32
 HIDDEN = 8
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 GRAPH = "graph bug"
 
 
@@ -178,3 +183,101 @@ def test_a_chain_of_graphs_is_bisected_as_one(capture):
     (finding,) = watch.findings
     assert finding.text.endswith("(mul): argument 1 other is 0.5; in the graph it is 1.0.")
     assert finding.source.endswith("in scaled_layer")
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def numbers(dtype, count=4096):
+    return torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_sums_in_another_order_are_within_rounding(dtype):
+    terms = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    one, other = (each.sum(0).to(dtype) for each in (terms, terms.flip(0)))
+    assert not torch.equal(one, other)
+    assert not is_beyond_rounding(as_bytes(one), as_bytes(other), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [1.1, 2.0, -1.0, 0.0])
+def test_wrong_numbers_are_beyond_rounding(dtype, factor):
+    one = numbers(dtype)
+    other = one.clone()
+    other[100:104] *= factor
+    assert is_beyond_rounding(as_bytes(one), as_bytes(other), dtype)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_or_infinity_on_one_side_is_beyond_rounding(dtype, value):
+    one = numbers(dtype)
+    other = one.clone()
+    other[9] = value
+    assert is_beyond_rounding(as_bytes(one), as_bytes(other), dtype)
+    assert is_beyond_rounding(as_bytes(other), as_bytes(one), dtype)
+    assert not is_beyond_rounding(as_bytes(other), as_bytes(other), dtype)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool])
+def test_integers_must_be_equal(kind):
+    one = torch.full((1024,), 8191).to(kind)
+    other = one.clone()
+    other[0] = 0 if kind is torch.bool else 8190
+    assert is_beyond_rounding(as_bytes(one), as_bytes(other), torch.float32)
+
+
+@torch.library.custom_op("shadow_test::turn", mutates_args=())
+def turn(rows: torch.Tensor) -> torch.Tensor:
+    """Return a different number at each call."""
+    return torch.full_like(rows, next(_turns))
+
+
+_turns = itertools.count()
+
+
+def test_nondeterministic_results_are_ignored(capture, batch_of, watched):
+    table = {"order": torch.arange(HIDDEN)}
+
+    def mix(model, hidden, inputs):
+        turn(hidden)
+        return hidden[:, table["order"]]
+
+    runner, _ = capture(mix)
+    table["order"] = torch.arange(HIDDEN).flip(0)
+    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+    assert finding.kernel == "index"
+
+
+def test_uninitialised_results_are_ignored(capture):
+    graph = RecorderBackend().capture(lambda: torch.empty(5) + torch.zeros(5))
+    assert [len(list(written_tensors(op))) for op in graph.ops] == [0, 1, 1]
+
+
+@pytest.mark.usefixtures("unseen_numbers")
+def test_every_run_of_a_bisection_starts_from_the_same_state(capture, batch_of, watched, storing):
+    table = {"order": torch.arange(HIDDEN)}
+    runner, _ = capture(
+        lambda model, hidden, inputs: storing(model, hidden, inputs)[:, table["order"]]
+    )
+    table["order"] = torch.arange(HIDDEN).flip(0)
+    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+    assert finding.kernel == "index"
+    assert finding.source.endswith("in <lambda>")
+
+
+@pytest.mark.usefixtures("unseen_numbers")
+def test_writes_in_place_are_compared(capture, batch_of, watched):
+    table = {"order": torch.arange(4)}
+
+    def mix(model, hidden, inputs):
+        made = torch.zeros(4, HIDDEN)
+        made[table["order"]] = hidden[:4]  # a tensor in a list, and only a write in place
+        return hidden + made[0]
+
+    runner, _ = capture(mix)
+    table["order"] = torch.arange(4).flip(0)
+    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+    assert finding.kernel == "index_put_"
