@@ -100,7 +100,8 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         counts = options.prefill_sizes
         if counts is None:
             counts = SIZES if context.device.type == "cuda" else ()
-        counts = [count for count in counts if count <= most]
+        reach = min(most, context.sizes.max_batch_size * context.sizes.max_context_len)
+        counts = [count for count in counts if count <= reach]
         step = target.step
         can_run = step.packs_rows and not step.plans_on_host and not target.eager_reason
         if not counts or not can_run or context.is_checking or options.group is not None:
