@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
@@ -107,9 +107,11 @@ def registration_of(graph: Any) -> Registration | None:
 
 
 def named_outputs(outputs: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of an output by name: a tensor, or several in lists, tuples and dicts."""
+    """Return the tensors of an output: one, or several in a dataclass, lists, tuples and dicts."""
     import torch
 
+    if is_dataclass(outputs):
+        outputs = {one.name: getattr(outputs, one.name) for one in fields(outputs)}
     if isinstance(outputs, torch.Tensor):
         return {"output": outputs}
     from torch.utils._pytree import keystr, tree_flatten_with_path

@@ -16,6 +16,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.foreign.adapters.transformers import plug_in_if_imported
 from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
@@ -94,6 +95,7 @@ class ProgramAudit:
 
     def new_capture(self) -> FollowedCapture:
         """Return the observer of a capture that is about to begin."""
+        plug_in_if_imported()
         return FollowedCapture(self)
 
     def capture_began(self) -> None:
