@@ -6,12 +6,10 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
@@ -19,28 +17,13 @@ import torch
 from graphkit.config import is_int, require_type
 from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.request import FinishReason, Request
-from graphkit.engine.request_stream import RequestOutput, RequestStream, TextStream, TokenDecoder
+from graphkit.engine.request_stream import RequestStream, TextStream, TokenDecoder
 from graphkit.engine.step import SamplingParams
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, QueueFullError, RankError, ReplayError
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(slots=True)
-class _Delivery:
-    """What the thread of the engine needs to deliver the output of a request.
-
-    Attributes:
-        stream: Dead once its owner has dropped it.
-        text: Decodes the tokens, if there is a tokenizer.
-        deadline: ``time.monotonic()`` at which the request ends; ``inf`` for none.
-    """
-
-    stream: weakref.ref[RequestStream]
-    text: TextStream | None
-    deadline: float
 
 
 class EngineThread:
@@ -88,14 +71,14 @@ class EngineThread:
         self._changed = threading.Condition()
         """Guards all attributes below."""
         self._calls: deque[Callable[[], object]] = deque()
-        self._deliveries: dict[Request, _Delivery] = {}
+        self._streams: dict[Request, RequestStream] = {}
         self._num_joining = 0
         """Requests that the engine does not have yet."""
         self._next_deadline = math.inf
         self._is_draining = self._is_closing = False
         self._error: Exception | None = None
-        self._has_failed = False
-        """Whether the last step raised an exception that belongs to no request."""
+        self._has_failed = self._has_unread = False
+        """Whether the last step raised an exception; whether requests ended in such a step."""
         self._thread = threading.Thread(target=self._run, name="graphkit engine", daemon=True)
         self._thread.start()
 
@@ -141,11 +124,11 @@ class EngineThread:
                     "again later."
                 )
             request = self._engine._create(prompt_ids, sampling, matcher)
-            text = None
+            decoder = None
             if self._tokenizer is not None:
-                text = TextStream(self._tokenizer, request.prompt_ids, stop)
-            stream = RequestStream(request, self._abort_from_any_thread)
-            self._deliveries[request] = _Delivery(weakref.ref(stream), text, deadline)
+                decoder = TextStream(self._tokenizer, request.prompt_ids, stop)
+            stream = RequestStream(request, decoder, deadline, self._abort_from_any_thread)
+            self._streams[request] = stream
             self._next_deadline = min(self._next_deadline, deadline)
             self._num_joining += 1
             self._enqueue(lambda: self._join_engine(request))
@@ -179,7 +162,7 @@ class EngineThread:
         """
         with self._changed:
             self._is_draining = True
-            return self._changed.wait_for(lambda: not self._deliveries, timeout_s)
+            return self._changed.wait_for(lambda: not self._streams, timeout_s)
 
     def close(self) -> None:
         """Abort all requests and end the thread. May be called repeatedly."""
@@ -209,7 +192,7 @@ class EngineThread:
 
     def _abort_from_any_thread(self, request: Request) -> None:
         with self._changed:
-            if request in self._deliveries:
+            if request in self._streams:
                 self._enqueue(lambda: self._end(request, FinishReason.ABORTED))
 
     # What follows runs on the thread of the engine, which calls methods of the engine that are
@@ -222,7 +205,7 @@ class EngineThread:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 while self._is_due():
                     self._advance()
-                for request in [*self._deliveries]:
+                for request in [*self._streams]:
                     self._end(request, FinishReason.ABORTED)
                 while self._engine.has_work:  # frees the memory of running requests
                     self._advance()
@@ -241,11 +224,11 @@ class EngineThread:
                 return False
             else:
                 self._end_late_requests()
-                if self._engine.has_work or self._has_failed:
+                if self._engine.has_work or self._has_unread:
                     return True
 
     def _has_something_to_do(self) -> bool:
-        has_step = self._has_failed or self._engine.has_work
+        has_step = self._has_unread or self._engine.has_work
         return bool(self._calls) or self._is_closing or has_step
 
     def _advance(self) -> None:
@@ -255,52 +238,34 @@ class EngineThread:
         except RankError:
             raise
         except Exception as error:
-            if not any(request.error is error for request in self._deliveries):
+            self._has_unread = True  # the next step returns the requests that have ended
+            if not any(request.error is error for request in self._streams):
                 if self._has_failed:
                     raise
+                self._has_failed = True
                 logger.warning("A step raised %r; the next one continues the requests.", error)
-            self._has_failed = True  # the next call returns the requests that have ended
             return
-        self._has_failed = False
+        self._has_failed = self._has_unread = False
         for request, tokens in new_tokens:
-            self._deliver(request, tokens)
+            stream = self._streams.get(request)
+            if stream is not None and stream.deliver(tokens):
+                self._end(request, FinishReason.STOP_STRING)
         for request in ended:
             self._finish(request)
 
-    def _deliver(self, request: Request, tokens: list[int]) -> None:
-        delivery = self._deliveries.get(request)
-        if delivery is None:
-            return
-        stream = delivery.stream()
-        if stream is None:  # its owner has dropped it
-            self._end(request, FinishReason.ABORTED)
-            return
-        logprobs = request.logprobs[request.num_returned - len(tokens) : request.num_returned]
-        text = ""
-        if delivery.text is not None:
-            stop_ids = request.sampling.stop_token_ids
-            text = delivery.text.append([token for token in tokens if token not in stop_ids])
-        stream.deliver(RequestOutput(text, tokens, logprobs))
-        if delivery.text is not None and delivery.text.is_stopped:
-            self._end(request, FinishReason.STOP_STRING)
-
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request that has not ended."""
-        if request in self._deliveries:
+        if request in self._streams:
             self._engine.abort(request, reason)
             self._finish(request)
 
     def _finish(self, request: Request) -> None:
         """End the stream of a request."""
         with self._changed:
-            delivery = self._deliveries.pop(request, None)
+            stream = self._streams.pop(request, None)
             self._changed.notify_all()
-        stream = delivery.stream() if delivery is not None else None
-        if delivery is None or stream is None:
-            return
-        if delivery.text is not None:
-            stream.deliver(RequestOutput(delivery.text.finish()))
-        stream.end(request.error)
+        if stream is not None:
+            stream.end(request.error)
 
     def _join_engine(self, request: Request) -> None:
         with self._changed:
@@ -314,28 +279,27 @@ class EngineThread:
         with self._changed:
             if self._calls:  # a request that the engine does not have yet cannot end in it
                 return
-            deliveries = [*self._deliveries.items()]
-            self._next_deadline = min(
-                (each.deadline for _, each in deliveries if each.deadline > now), default=math.inf
-            )
-        for request, delivery in deliveries:
-            if delivery.deadline <= now:
-                self._end(request, FinishReason.DEADLINE)
+            streams = [*self._streams.values()]
+        for stream in streams:
+            if stream.deadline <= now:
+                self._end(stream.request, FinishReason.DEADLINE)
+        with self._changed:
+            deadlines = (stream.deadline for stream in self._streams.values())
+            self._next_deadline = min(deadlines, default=math.inf)
 
     def _fail(self, error: Exception) -> None:
         """End all streams and calls after an error of the engine."""
         logger.error("The thread of the engine has failed.", exc_info=error)
         with self._changed:
             self._error = error
-            deliveries, self._deliveries = self._deliveries, {}
+            streams, self._streams = self._streams, {}
             self._changed.notify_all()
         while self._calls:  # none follows; those that wait for a result get one
             self._calls.popleft()()
-        for delivery in deliveries.values():
-            if (stream := delivery.stream()) is not None:
-                failure = ReplayError(f"the thread of the engine has failed: {error!r}.")
-                failure.__cause__ = error
-                stream.end(failure)
+        for stream in streams.values():
+            failure = ReplayError(f"the thread of the engine has failed: {error!r}.")
+            failure.__cause__ = error
+            stream.end(failure)
 
 
 def _deadline(timeout_s: object) -> float:

@@ -34,18 +34,26 @@ class RequestStream:
 
     Iterate over it with ``for`` on a thread or with ``async for`` in asyncio, one reader at a time.
     An item has all output since the item before, so that a slow reader gets fewer and larger ones.
-    The iteration ends with the request. Leaving a ``with`` or ``async with`` block aborts the
-    request if it has not ended, and so does dropping the stream.
+    The iteration ends with the request, and raises the exception that ended it, if any. Leaving a
+    ``with`` or ``async with`` block aborts the request if it has not ended.
 
     Attributes:
         request: The request, with ``finish_reason`` and times. The engine may be some tokens ahead
             of what the stream has returned.
         text: Text that the iteration has returned.
         token_ids: Tokens that the iteration has returned.
+        deadline: ``time.monotonic()`` at which the request ends; ``inf`` for none.
     """
 
-    def __init__(self, request: Request, abort: Callable[[Request], None]) -> None:
-        self.request, self._abort = request, abort
+    def __init__(
+        self,
+        request: Request,
+        decoder: TextStream | None,
+        deadline: float,
+        abort: Callable[[Request], None],
+    ) -> None:
+        self.request, self.deadline = request, deadline
+        self._decoder, self._abort = decoder, abort
         self.text, self.token_ids = "", list[int]()
         self._changed = threading.Condition()
         self._new = RequestOutput()
@@ -98,18 +106,24 @@ class RequestStream:
     async def __aexit__(self, *_: object) -> None:
         self.abort()
 
-    def deliver(self, output: RequestOutput) -> None:
-        """Add output. For the thread of the engine."""
+    def deliver(self, tokens: Sequence[int]) -> bool:
+        """Add tokens; return whether a stop string ends the text. For the thread of the engine."""
+        request, decoder = self.request, self._decoder
         with self._changed:
-            self._new.text += output.text
-            self._new.token_ids += output.token_ids
-            self._new.logprobs += output.logprobs
-            if output.text or output.token_ids:
-                self._wake()
+            if decoder is not None:
+                stop_ids = request.sampling.stop_token_ids
+                self._new.text += decoder.append([t for t in tokens if t not in stop_ids])
+            self._new.token_ids += tokens
+            first = request.num_returned - len(tokens)
+            self._new.logprobs += request.logprobs[first : request.num_returned]
+            self._wake()
+        return decoder is not None and decoder.is_stopped
 
     def end(self, error: Exception | None) -> None:
         """End the iteration, with an error or without. For the thread of the engine."""
         with self._changed:
+            if self._decoder is not None:
+                self._new.text += self._decoder.finish()
             self._is_ended, self._error = True, error
             self._wake()
 

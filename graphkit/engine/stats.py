@@ -104,22 +104,22 @@ class EngineStats:
 
 @dataclass
 class _Counts:
-    """Counters of requests."""
+    """Counters of requests, named as in ``EngineStats``."""
 
     new_tokens: int = 0
     prompt_tokens: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
-    first: TimeHistogram = field(default_factory=TimeHistogram)
-    between: TimeHistogram = field(default_factory=TimeHistogram)
+    time_to_first_token: TimeHistogram = field(default_factory=TimeHistogram)
+    inter_token_latency: TimeHistogram = field(default_factory=TimeHistogram)
     latency: TimeHistogram = field(default_factory=TimeHistogram)
-    queue: TimeHistogram = field(default_factory=TimeHistogram)
-    accepted: Counter[int] = field(default_factory=Counter)
-    drafted: Counter[int] = field(default_factory=Counter)
+    queue_time: TimeHistogram = field(default_factory=TimeHistogram)
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
 
     def add(self, request: Request) -> None:
         self.new_tokens += len(request.output_ids)
-        self.accepted.update(request.accepted_lengths)
-        self.drafted.update(request.drafted_lengths)
+        self.accepted_lengths.update(request.accepted_lengths)
+        self.drafted_lengths.update(request.drafted_lengths)
 
 
 class Tally:
@@ -174,13 +174,13 @@ class Tally:
     def _count_times(self, request: Request, now: float) -> None:
         """Count the times of a request that has new tokens."""
         if request.last_token_at is not None:
-            self._counts.between.add(now - request.last_token_at)
+            self._counts.inter_token_latency.add(now - request.last_token_at)
         else:
             request.first_token_at = now
             assert request.admitted_at is not None, "it has tokens"
             self._counts.prompt_tokens += len(request.prompt_ids)
-            self._counts.queue.add(request.admitted_at - request.submitted_at)
-            self._counts.first.add(now - request.submitted_at)
+            self._counts.queue_time.add(request.admitted_at - request.submitted_at)
+            self._counts.time_to_first_token.add(now - request.submitted_at)
         request.last_token_at = now
 
     def add(self, request: Request) -> None:
@@ -194,6 +194,10 @@ class Tally:
         total = copy.deepcopy(self._counts)
         for request in queue.started:
             total.add(request)
+        lengths = {
+            name: dict(sorted(getattr(total, name).items()))
+            for name in ("accepted_lengths", "drafted_lengths")
+        }
         replays: Counter[str] = Counter()
         fallbacks: dict[str, Counter[str]] = {}
         for runner in runners:  # of several draft lengths, each has runners of the same modes
@@ -202,15 +206,7 @@ class Tally:
             if stats.fallbacks:
                 fallbacks.setdefault(runner.label, Counter()).update(stats.fallbacks)
         return EngineStats(
-            new_tokens=total.new_tokens,
-            prompt_tokens=total.prompt_tokens,
-            finished=total.finished,
-            time_to_first_token=total.first,
-            inter_token_latency=total.between,
-            latency=total.latency,
-            queue_time=total.queue,
-            accepted_lengths=dict(sorted(total.accepted.items())),
-            drafted_lengths=dict(sorted(total.drafted.items())),
+            **(vars(total) | lengths),
             replays=replays,
             fallbacks=fallbacks,
             running=len(list(queue.admitted)),

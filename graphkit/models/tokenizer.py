@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from graphkit.engine import SamplingParams
+from graphkit.engine import SamplingParams, TokenDecoder
 from graphkit.errors import CheckpointError, InputError
 from graphkit.models.generation import folder_defaults
 from graphkit.models.refusals import load_error, one_line
@@ -44,7 +44,7 @@ def load_tokenizer(
 
 
 class FolderTokenizer:
-    """Text as tokens of a folder, with the interface ``byte_tokenizer.Tokenizer``.
+    """Text as tokens of a folder, with the interface ``Tokenizer``.
 
     The stop tokens are ``eos_token_id`` of ``generation_config.json``, of which null is none, else
     of ``config.json``. ``defaults`` is what these files say about a request.
@@ -110,7 +110,7 @@ END_OF_TEXT = 0
 """Separator between the files of the training corpus."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(TokenDecoder, Protocol):
     """Converts text to token ids and back.
 
     Text may contain lone surrogates from ``surrogateescape``, one per byte that is not UTF-8.
@@ -147,12 +147,6 @@ class Tokenizer(Protocol):
         Raises:
             CheckpointError: The model has no chat template, or it cannot be rendered.
             InputError: The text cannot be encoded.
-        """
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens.
-
-        Bytes that are not UTF-8 become U+FFFD, also those of a character that is not complete yet.
         """
 
 

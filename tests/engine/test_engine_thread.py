@@ -41,7 +41,7 @@ def thread(engine):
     with gk.EngineThread(engine, Letters()) as thread:
         yield thread
         thread.drain()
-        assert not thread._deliveries
+        assert not thread._streams
         assert thread._num_joining == 0
 
 
@@ -200,7 +200,7 @@ def test_aborted_requests_end_and_others_go_on(generation):
     assert engine.memory.held_slots == 0
 
 
-def test_a_reader_that_is_cancelled_or_drops_its_stream_ends_its_request(engine):
+def test_a_reader_that_is_cancelled_ends_its_request(engine):
     requests = []
 
     async def run(thread):
@@ -218,11 +218,11 @@ def test_a_reader_that_is_cancelled_or_drops_its_stream_ends_its_request(engine)
 
     with gk.EngineThread(engine) as thread:
         asyncio.run(run(thread))
-        requests.append(thread.submit([2], LONG).request)  # the stream is dropped
         assert thread.drain()
-    reasons = {request.finish_reason for request in requests}
-    assert reasons <= {gk.FinishReason.ABORTED, gk.FinishReason.LENGTH}
-    assert requests[1].finish_reason is gk.FinishReason.ABORTED
+    assert {request.finish_reason for request in requests} <= {
+        gk.FinishReason.ABORTED,
+        gk.FinishReason.LENGTH,  # it was as fast as the reader
+    }
 
 
 def test_drain_refuses_new_requests_and_waits_for_the_others(engine):
