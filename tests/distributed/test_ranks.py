@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import rank_audits as audits
 import rank_commands as commands
 import rank_models as models
 import rank_plans as plans
@@ -15,6 +16,7 @@ from rank_processes import DIED, PASSED, run_scenarios
 pytestmark = pytest.mark.slow
 
 OF_TWO = (
+    audits.replay_different_keys,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,

@@ -21,6 +21,8 @@ from graphkit.errors import InspectError
 if TYPE_CHECKING:
     from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 
+_OFTEN = 8
+"""Replays that are all compared with those of other ranks; then every power of two."""
 _errors: list[str] = []
 
 
@@ -96,12 +98,17 @@ def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None
     replay, reset = graph_class.replay, graph_class.reset
     register = getattr(graph_class, "register_generator_state", None)  # none without CUDA
     graph_class._graphkit_followed = None
+    order = [0, 1]  # replays of this process so far, and the next one to compare with other ranks
 
     @wraps(replay)
     def counted_replay(self: Any) -> None:
         followed = self._graphkit_followed
         if followed is not None:
             followed.replays = number = followed.replays + 1
+            order[0] += 1
+            if order[0] == order[1]:
+                order[1] += order[0] if order[0] >= _OFTEN else 1
+                call_safely(audit().compare_ranks, order[0], followed)
             if number >= followed.next_check:
                 audit().replay(followed, self, replay)
                 return

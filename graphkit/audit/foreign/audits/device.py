@@ -156,9 +156,8 @@ class CudaDevice:
         """Return the number of processes that exchange data with this one, itself included."""
         import torch.distributed as dist
 
-        if not dist.is_available() or not dist.is_initialized():
-            return 1
-        return dist.get_world_size()
+        is_running = dist.is_available() and dist.is_initialized()
+        return dist.get_world_size() if is_running else 1
 
     def fault(self) -> str:
         """Return the error of an earlier asynchronous call as one line; empty if there is none."""

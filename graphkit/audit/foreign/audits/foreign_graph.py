@@ -18,6 +18,7 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
+from graphkit.audit.foreign.audits.rank_keys import has_collective
 from graphkit.audit.foreign.audits.registered_graph import DeclaredMemory, RegisteredGraph
 from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
 from graphkit.audit.foreign.registration import Registration
@@ -37,8 +38,6 @@ _REPEATABLE = (
     "event wait", "op",
 )  # fmt: skip
 """Kinds of nodes that may run more often than the program asked for."""
-_COLLECTIVES = ("nccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "multimem")
-"""Parts of the names of kernels that wait for other processes."""
 
 
 def refusal(record: GraphRecord, num_ranks: int) -> str:
@@ -53,7 +52,7 @@ def refusal(record: GraphRecord, num_ranks: int) -> str:
     for node in record.nodes:
         if node.kind not in _REPEATABLE:
             return f"node {node.index} is a {node.kind}, which must not run more often"
-        if any(part in node.name.lower() for part in _COLLECTIVES):
+        if has_collective(node.name):
             return f"node {node.index}, {node.short_name}, may wait for other processes"
     return ""
 

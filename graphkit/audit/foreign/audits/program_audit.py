@@ -37,6 +37,7 @@ from graphkit.audit.foreign.audits.frozen_numbers import (
 )
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
 from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
+from graphkit.audit.foreign.audits.rank_keys import RankKeys
 from graphkit.audit.foreign.audits.registered_graph import check_dispatch, registered_checks
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
 from graphkit.audit.foreign.capture_observers import CaptureObserver
@@ -86,6 +87,7 @@ class ProgramAudit:
         self._most_graphs = 1
         self._names: Counter[str] = Counter()
         self._memories, self._keys = StaticMemories(), GraphKeys()
+        self._rank_keys = RankKeys()
         self._num_captures = 0
         self._fault = False
         self._device: Any = None
@@ -184,6 +186,12 @@ class ProgramAudit:
             self._checked_replay(followed, graph, replay)
         finally:
             self._lock.release()
+
+    def compare_ranks(self, number: int, followed: FollowedGraph) -> None:
+        """Compare a replay of this process with those of other ranks, if there are any."""
+        if self.current_device().num_ranks() > 1:
+            with self.results.check(Audit.MISSES, "ranks") as check:
+                self._rank_keys.compare(number, followed, check)
 
     def _checked_replay(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
         number = followed.replays
