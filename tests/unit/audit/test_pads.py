@@ -7,13 +7,11 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.runs import live_sizes
 from graphkit.graphs import SizeTable
 from no_metadata import NoMetadata
-from small_targets import llama_target
 from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, log_of, small_target
 
 HIDDEN = 8
@@ -72,22 +70,6 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
         return hidden + cache[inputs.out_cache_loc].to(hidden)
 
     return mix
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@every_mode
-def test_real_models_have_no_finding_in_any_mode(mode, topk):
-    target = llama_target(topk=topk, max_batch_size=3)
-    log = AuditLog()
-    with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
-        runner.capture()
-        audit_pads(target, runner, log)
-    assert log.findings == []
-    assert [(check.batch_size, check.findings) for check in log.checks] == [(1, 0), (3, 0)]
-    assert log.checks[1].text.endswith(
-        " replays of batches of 1 to 3 requests: varied pads, order and previous batches"
-    )
 
 
 def test_positions_of_a_draft_stay_in_its_context():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import audit_target, merged_reports
 from graphkit.audit.locate_target import locate
 from graphkit.audit.report import representative_sizes
 from graphkit.models.reference import reference_target
 from graphkit.records import AuditReport, Environment, Finding
+from small_targets import llama_target
 from tiny_target import small_target
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +35,28 @@ ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="",
 def test_representative_sizes_belong_to_the_target(largest, batch_sizes, expected):
     target = small_target(print, requests=largest, batch_sizes=batch_sizes)
     assert representative_sizes(target) == expected
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@every_mode
+def test_real_models_have_no_finding_in_any_mode(mode, topk):
+    target = llama_target(topk=topk, max_batch_size=3)
+    audits = ["warmup", "pool-poison", "pads", "shadow"]
+    report = audit_target(target, only=audits, modes=[mode], batch_sizes=[1, 3], device="cpu")
+    assert report.findings == ()
+    assert {check.mode for check in report.checks} == {mode.name}
+    texts: dict[str, list[str]] = {}
+    for check in report.checks:
+        texts.setdefault(check.audit, []).append(re.sub(r"[\d,]{2,}", "N", check.text))
+    replays = "replays of batches of", "varied pads, order and previous batches"
+    assert texts == {
+        "warmup": ["compared N values before and after capture: 0 changes"],
+        "pool-poison": ["overwrote N bytes of the graph pool between replays"] * 2,
+        "pads": [f"7 {replays[0]} 1 request: {replays[1]}",
+                 f"N {replays[0]} 1 to 3 requests: {replays[1]}"],
+        "shadow": [f"compared {requests} with the padded and the unpadded step"
+                   for requests in ("1 request", "1 to 3 requests")],
+    }  # fmt: skip
 
 
 def test_the_checking_mode_refuses_nothing_that_an_audit_feeds(monkeypatch):
