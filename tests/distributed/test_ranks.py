@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 OF_TWO = (
     audits.replay_different_keys,
+    audits.replay_different_keys_without_collectives,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,
