@@ -93,7 +93,7 @@ def test_completions_and_chats_are_those_of_openai(engine):
     text = continued("b", 12)
     assert (whole["object"], whole["model"]) == ("text_completion", "letters")
     assert whole["choices"] == [{"index": 0, "text": text, "finish_reason": "length"}]
-    assert whole["usage"] == {"prompt_tokens": 1, "completion_tokens": 12}
+    assert whole["usage"] == {"prompt_tokens": 1, "completion_tokens": 12, "total_tokens": 13}
     pieces = events(streamed)
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == text
     assert [piece["choices"][0]["finish_reason"] for piece in pieces[-2:]] == [None, "length"]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import torch
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -75,9 +76,10 @@ def create_app(engine: gk.SpeculativeEngine, tokenizer: Any, max_waiting: int = 
                 choice["delta" if is_streamed else "message"] = message
             if not is_last:
                 return {**head, "choices": [choice]}
-            ended, new = stream.request, len(stream.token_ids)
+            ended = stream.request
             choice["finish_reason"] = REASONS.get(ended.finish_reason.name, "abort")
-            usage = {"prompt_tokens": len(ended.prompt_ids), "completion_tokens": new}
+            old, new = len(ended.prompt_ids), len(stream.token_ids)
+            usage = {"prompt_tokens": old, "completion_tokens": new, "total_tokens": old + new}
             return {**head, "choices": [choice], "usage": usage}
 
         async def events() -> AsyncIterator[str]:
@@ -105,10 +107,18 @@ def create_app(engine: gk.SpeculativeEngine, tokenizer: Any, max_waiting: int = 
 
 def main(folder: str | None = None) -> int:
     """Serve until SIGINT or SIGTERM."""
-    model = reference_model("EAGLE") if folder is None else load(folder)
-    size = model.model.config.get_text_config(decoder=True).vocab_size
-    tokenizer = ByteTokenizer() if folder is None else FolderTokenizer(folder, size)
-    with model.engine(max_batch_size=32, max_context_len=1024) as engine:
+    if folder is None:  # a small model: on a CPU, its operations are too short for more threads
+        torch.set_num_threads(1)
+        model, tokenizer, limits = reference_model("EAGLE"), ByteTokenizer(), (8, 256)
+    else:
+        model, limits = load(folder), (32, 4096)
+        size = model.model.config.get_text_config(decoder=True).vocab_size
+        tokenizer = FolderTokenizer(folder, size)
+    requests, context = limits
+    sizes = [1 << bits for bits in range(requests.bit_length())]
+    with model.engine(
+        max_batch_size=requests, max_context_len=context, batch_sizes=sizes
+    ) as engine:
         engine.capture()
         uvicorn.run(create_app(engine, tokenizer), port=8000)
     return 0
