@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from graphkit.models.heads.sources import AuxStates
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.residual import DeferredSums
-from graphkit.models.running import AttentionCall, NodeScan, RunningForward
+from graphkit.models.running import AttentionCall, NodeScan, RunningForward, SelectedKeys
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 
@@ -30,6 +31,7 @@ def batch_forward(
     inputs: Inputs,
     states: RecurrentStatePool | None = None,
     first_indexer: int = 0,
+    selected: Mapping[int, SelectedKeys] = MappingProxyType({}),
 ) -> RunningForward:
     """Return what the layers of a model use of a batch during one forward.
 
@@ -39,12 +41,13 @@ def batch_forward(
         inputs: The batch.
         states: States of the recurrent layers; ``None`` without such layers.
         first_indexer: Indexers of the pools before those of the model.
+        selected: The keys that the rows see in some layers, by index.
     """
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
     left = {module: iter(indices) for module, indices in numbers.items()}
     return RunningForward(
-        _BatchAttention(attention, left, slots, metadata),
+        _BatchAttention(attention, left, slots, metadata, selected),
         inputs.positions,
         scan=None if states is None else NodeScan.of(states, inputs),
         index=attention.index_batch(slots, metadata, first_indexer),
@@ -60,22 +63,25 @@ class _BatchAttention:
         left: Indices of the calls of attention that each module has still to make, in order.
         slots: Slots of the rows.
         metadata: Metadata of the batch.
+        selected: The keys that the rows see in some layers, by index.
     """
 
     attention: LayerGroupAttention
     left: Mapping[nn.Module, Iterator[int]]
     slots: torch.Tensor
     metadata: AttentionMetadata
+    selected: Mapping[int, SelectedKeys]
 
-    def __call__(self, call: AttentionCall) -> torch.Tensor:
+    def __call__(self, call: AttentionCall, heads: ProjectedHeads | None = None) -> torch.Tensor:
         """Attend in one layer."""
         layer = next(self.left[call.module])
-        return self.attention.attend(layer, call, self.slots, self.metadata)
+        if layer in self.selected:
+            call = replace(call, selected=self.selected[layer])
+        return self.attention.attend(layer, call, self.slots, self.metadata, heads)
 
     def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
         """Rotate heads and attend in one layer."""
-        layer = next(self.left[call.module])
-        return self.attention.attend(layer, call, self.slots, self.metadata, heads)
+        return self(call, heads)
 
 
 class TransformersForward:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import isabstract
 from itertools import count
 
@@ -152,6 +153,10 @@ class LayerGroupAttention(PooledAttention):
         With ``heads``, these are rotated, and take the place of the rows of the call.
         """
         group, index = self._place[layer]
+        if heads is not None and call.selected is not None:
+            rotated = [part.transpose(0, 1)[None] for part in heads.rotated()]
+            call = replace(call, query=rotated[0], key=rotated[1], value=rotated[2])
+            heads = None
         if heads is not None:
             return group.attend_projected(
                 index, heads, out_cache_loc, metadata,

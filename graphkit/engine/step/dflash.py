@@ -44,15 +44,25 @@ class DFlashDrafter(Drafter):
             ``DraftContextOutput``.
         block_size: Rows of a block, the bonus token included.
         mask_token_id: Token of all rows but the first.
+        sample_from_anchor: Whether logits at a row predict the token behind it, as in DSPARK, so
+            that a block has a draft more.
 
     Raises:
         ConfigError: A number is out of range.
     """
 
-    def __init__(self, model: EngineModel, *, block_size: int, mask_token_id: int) -> None:
-        require_int("DFlashDrafter", "block_size", block_size, least=2)
+    def __init__(
+        self,
+        model: EngineModel,
+        *,
+        block_size: int,
+        mask_token_id: int,
+        sample_from_anchor: bool = False,
+    ) -> None:
+        require_int("DFlashDrafter", "block_size", block_size, least=2 - sample_from_anchor)
         require_int("DFlashDrafter", "mask_token_id", mask_token_id, least=0)
         self._model, self._block_size, self._mask_token = model, block_size, mask_token_id
+        self._shift = int(sample_from_anchor)
 
     def prepare(self, context: EngineContext) -> None:
         """See ``Drafter.prepare``."""
@@ -73,11 +83,12 @@ class DFlashDrafter(Drafter):
         self._context, self._drafted = context, context.spec.num_draft_tokens
         spec = replace(context.spec, is_draft_worker=True, num_draft_tokens=self._block_size)
         self._width = width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
-        if not 2 <= self._drafted <= width:
+        most = width + self._shift
+        if not 2 <= self._drafted <= most:
             raise ConfigError(
                 f"SpecConfig.num_draft_tokens is {self._drafted}, but a block of DFlashDrafter has "
                 f"{width} rows, the bonus token included. Set num_draft_tokens to a value from 2 "
-                f"to {width}.",
+                f"to {most}.",
                 field="num_draft_tokens",
             )
         device, requests = context.device, context.sizes.max_batch_size
@@ -110,8 +121,9 @@ class DFlashDrafter(Drafter):
         masks = torch.full((requests * width,), self._mask_token, dtype=torch.int64)
         self._masks = masks.to(device)
         starts = torch.arange(requests)[:, None] * width
-        # The token at the root of a tree is not read: its row predicts nothing.
-        self._drafted_rows = (starts + torch.arange(self._drafted)).flatten().to(device)
+        # The token at the root of a tree is not read, whatever its row predicts.
+        rows = (torch.arange(self._drafted) - self._shift).clamp(min=0)
+        self._drafted_rows = (starts + rows).flatten().to(device)
         self._chain = ChainTree.one_chain(context, self._drafted)
 
     @property

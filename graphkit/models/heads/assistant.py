@@ -142,7 +142,7 @@ class AssistantDraft(DraftModel):
         keys = TargetKeys(shared)
         return EngineModel(partial(self._run, keys), keys)
 
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
         raise NotImplementedError  # engine_model does not call it
 
     def _run(self, keys: TargetKeys, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:

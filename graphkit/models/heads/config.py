@@ -250,7 +250,7 @@ def head_config(data: Mapping[str, object]) -> PreTrainedConfig:
             f"config.json: layer_types must be a list, got {short_repr(kinds)}. Correct "
             "config.json."
         )
-    own = kinds[: _count(data)] if kinds else []
+    own = kinds[: layer_count(data)] if kinds else []
     if any(kind not in (_FULL, _WINDOWED) for kind in own):
         raise CheckpointError(
             f"config.json of the draft head has layer_types {short_repr(own)}, but graphkit runs "
@@ -289,6 +289,7 @@ def as_object(data: Mapping[str, object], name: str) -> Mapping[str, object]:
     return value
 
 
-def _count(data: Mapping[str, object]) -> int:
+def layer_count(data: Mapping[str, object]) -> int:
+    """Return ``num_hidden_layers``, or 1."""
     layers = data.get("num_hidden_layers")
     return layers if type(layers) is int else 1

@@ -17,6 +17,12 @@ from graphkit.config import require_int
 from graphkit.errors import ConfigError
 from graphkit.models.fusion.linears import project_merged
 from graphkit.models.heads.config import head_dim
+from graphkit.models.heads.dflash_parts import (
+    BlockOptions,
+    CandidateSelector,
+    DFlash2Layer,
+    MarkovHead,
+)
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.quantization import Linear
@@ -61,6 +67,9 @@ class DFlashHead(DraftHead):
         target_layer_ids: Target layers whose outputs are the context, from 0.
         block_size: Rows of a block, the bonus token included.
         mask_token_id: Token of the target's vocabulary that stands for tokens to predict.
+        options: How its blocks differ from those of DFLASH; ``None`` for those.
+        has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head.
 
     Raises:
         ConfigError: The config does not match the target, or the target has no such layer or token.
@@ -74,17 +83,34 @@ class DFlashHead(DraftHead):
         target_layer_ids: Sequence[int],
         block_size: int,
         mask_token_id: int,
+        options: BlockOptions | None = None,
+        has_embedding: bool = False,
+        has_head: bool = False,
     ) -> None:
         super().__init__(config, target)
-        require_int("DFlashHead", "block_size", block_size, least=2)
+        self.options = options = options or BlockOptions()
+        require_int("DFlashHead", "block_size", block_size, least=2 - options.sample_from_anchor)
+        options.check(config.hidden_size, config.vocab_size)
         self.target_layer_ids = _checked(target_layer_ids, target.num_hidden_layers)
         self.block_size, self.mask_token_id = block_size, _token(mask_token_id, config)
         size, context_layers = config.hidden_size, len(self.target_layer_ids)
         self.encoder = ContextEncoder(size, context_layers, self.new_norm())
         self.layers = nn.ModuleList(map(self.new_layer, range(config.num_hidden_layers)))
         self.norm = self.new_norm()
+        if options.conv_kernel_size:
+            self.layers = nn.ModuleList(DFlash2Layer(layer, size, options) for layer in self.layers)
+        tokens, rank = config.vocab_size, options.markov_rank
+        kind, best = options.markov_head_type, options.selector_top_k
+        self.markov_head = MarkovHead(tokens, rank, kind, size) if rank else None
+        rank = options.selector_rank
+        self.candidate_selector = CandidateSelector(tokens, rank, best, size) if rank else None
+        if has_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        if has_head:
+            self.lm_head: nn.Linear = Linear(size, config.vocab_size, bias=False)
         # Bound methods, because assigning a module would register it as a submodule.
-        self._embed, self._target_logits = target.embedding.forward, target.logits
+        self._embed = None if has_embedding else target.embedding.forward
+        self._target_logits = None if has_head else target.logits
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -129,33 +155,62 @@ class DFlashHead(DraftHead):
         ids_T, features_TF = self.random_rows(len(positions_T), size)
         return self.encoder(features_TF), self(ids_T, positions_T)
 
-    def forward(self, input_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, width: int | None = None) -> Tensor:
         """Run the head over the rows of blocks.
 
         Args:
             input_ids_T: Bonus and mask tokens.
             positions_T: Position of each row in its request.
+            width: Rows of a block; ``None`` for one block.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
             result: [T, H], after the final norm.
         """
-        hidden_1TH = self.decode(self.layers, self._embed(input_ids_T), positions_T)
+        rows_TH = (self._embed or self.embed_tokens)(input_ids_T)
+        options = {"width": width or len(rows_TH)} if self.options.conv_kernel_size else {}
+        hidden_1TH = self.decode(self.layers, rows_TH, positions_T, **options)
         normed_TH: Tensor = self.norm(hidden_1TH)[0]
         return normed_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the target's output head: [T, H] to [T, V]."""
-        return self._target_logits(hidden_TH)
+        """Apply the output head: [T, H] to [T, V]."""
+        logits_TV: Tensor = (self._target_logits or self.lm_head)(hidden_TH)
+        bound = self.options.final_logit_softcapping
+        if self.options.output_multiplier != 1:
+            logits_TV = logits_TV * self.options.output_multiplier
+        return (logits_TV / bound).tanh() * bound if bound else logits_TV
+
+    def drafted_logits(
+        self, hidden_TH: Tensor, input_ids_T: Tensor, width: int, drafts: int
+    ) -> Tensor:
+        """Return logits of blocks of which the best token of each row is its draft, [T, V].
+
+        Args:
+            hidden_TH: What the head returned.
+            input_ids_T: Bonus and mask tokens.
+            width: Rows of a block.
+            drafts: Drafts of a block. The logits of further rows do not depend on drafts.
+        """
+        logits_TV, choose = self.logits(hidden_TH), self.markov_head or self.candidate_selector
+        if choose is None:
+            return logits_TV
+        logits_BWV, hidden_BWH = (rows.unflatten(0, (-1, width)) for rows in (logits_TV, hidden_TH))
+        previous_B, state, rows = input_ids_T.view(-1, width)[:, 0], None, [*logits_BWV.unbind(1)]
+        first = 0 if self.options.sample_from_anchor else 1
+        for row in range(first, min(first + drafts, width)):
+            rows[row], state = choose(rows[row], hidden_BWH[:, row], previous_B, state)
+            previous_B = rows[row].argmax(-1)
+        return torch.stack(rows, 1).flatten(0, 1)
 
 
 def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     # Engines differ in whether the output of the last layer is taken before the final norm.
-    if not layers or not all(0 <= layer < num_layers - 1 for layer in layers):
+    if not layers or not all(-1 <= layer < num_layers - 1 for layer in layers):
         raise ConfigError(
             f"the DFLASH head reads the outputs of target layers {', '.join(map(str, layers))}, "
-            f"expected at least one of layers 0 to {num_layers - 2}, all but the target's last. "
-            "Use the target that the head was trained for.",
+            f"expected at least one of layers 0 to {num_layers - 2}, all but the target's last, or "
+            "-1, its embedding. Use the target that the head was trained for.",
             field="target_layer_ids",
         )
     return tuple(layers)

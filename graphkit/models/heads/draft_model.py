@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
@@ -39,6 +40,7 @@ from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.layout import ModelLayout
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.residual import DeferredSums
+from graphkit.models.running import SelectedKeys
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import DraftContextOutput, ForwardOutput
 from graphkit.runners.outputs import Output
@@ -75,9 +77,18 @@ class HeadForward:
         return self._compute(self, inputs)
 
     @contextmanager
-    def running(self, inputs: Inputs) -> Iterator[None]:
-        """Let the head attend to the KV pools of a batch in a block."""
-        batch = batch_forward(self.attention, self._numbers, inputs, first_indexer=self._first)
+    def running(
+        self, inputs: Inputs, selected: Mapping[int, SelectedKeys] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Let the head attend to the KV pools of a batch in a block.
+
+        Args:
+            inputs: The batch.
+            selected: The keys that its rows see in some layers, by index.
+        """
+        batch = batch_forward(
+            self.attention, self._numbers, inputs, first_indexer=self._first, selected=selected
+        )
         with batch.running(), DeferredSums(self._norm_sizes):
             yield
 
@@ -133,7 +144,7 @@ class DraftModel(ABC):
             requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
             slots, attention,
         )  # fmt: skip
-        forward = self._forward(backend, spec.longest.num_steps)
+        forward = self._forward(backend, spec.longest)
         return EngineModel(forward, backend, draft_token_map=self.token_map)
 
     def drafter(self, model: EngineModel) -> Drafter:
@@ -141,8 +152,8 @@ class DraftModel(ABC):
         return EagleDrafter(model)
 
     @abstractmethod
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:
-        """Return the forward over pools, or those of a chain of so many steps."""
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
+        """Return the forward over pools, or those of a chain, for the longest drafts."""
 
 
 def _over_pools(
@@ -171,7 +182,7 @@ class HeadDraft(DraftModel):
             self.algorithm, self.aux_layers = "EAGLE3", head.aux_layers
             self.token_map = head.token_map()
 
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:  # noqa: ARG002
         return _over_pools(self._head, self.layout, attention, self._run)
 
     def _run(self, pooled: HeadForward, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
@@ -205,13 +216,19 @@ class DFlashDraft(DraftModel):
     def drafter(self, model: EngineModel) -> Drafter:
         """See ``DraftModel.drafter``."""
         head = self._head
-        return DFlashDrafter(model, block_size=head.block_size, mask_token_id=head.mask_token_id)
+        return DFlashDrafter(
+            model,
+            block_size=head.block_size,
+            mask_token_id=head.mask_token_id,
+            sample_from_anchor=head.options.sample_from_anchor,
+        )
 
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
-        return _over_pools(self._head, self.layout, attention, self._run)
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
+        run = partial(self._run, spec.num_draft_tokens - 1)
+        return _over_pools(self._head, self.layout, attention, run)
 
     def _run(
-        self, pooled: HeadForward, inputs: TargetVerifyInputs | DraftContextInputs
+        self, drafts: int, pooled: HeadForward, inputs: TargetVerifyInputs | DraftContextInputs
     ) -> ForwardOutput | DraftContextOutput:
         """Return logits of every row of a block, or store the keys and values of a context."""
         head = self._head
@@ -220,9 +237,33 @@ class DFlashDraft(DraftModel):
             for layer, (key, value) in enumerate(head.context_heads(context, inputs.positions)):
                 pooled.attention.store(layer, key, value, inputs.out_cache_loc)
             return DraftContextOutput(hidden_states=context)
-        with pooled.running(inputs):
-            hidden = head(inputs.input_ids, inputs.positions)
-        return ForwardOutput(next_token_logits=head.logits(hidden))
+        width = inputs.tokens_per_request
+        with pooled.running(inputs, self._windows(inputs, width)):
+            hidden = head(inputs.input_ids, inputs.positions, width)
+        logits = head.drafted_logits(hidden, inputs.input_ids, width, drafts)
+        return ForwardOutput(next_token_logits=logits)
+
+    def _windows(self, inputs: TargetVerifyInputs, width: int) -> Mapping[int, SelectedKeys]:
+        """Return the keys that rows of a block see in layers with a window, by layer.
+
+        Those of its request from the window of the row on: up to the end of the block, or up to the
+        row itself in causal layers.
+        """
+        options, metadata = self._head.options, inputs.attention
+        assert metadata is not None, "a runner sets it"
+        most = options.window + (0 if options.is_causal else width - 1)
+        if not options.windowed_layers or (
+            not options.is_causal and metadata.max_seqlen_k <= options.window
+        ):
+            return {}
+        rows = inputs.positions
+        ends = rows + 1
+        if not options.is_causal:
+            ends = (inputs.seq_lens + width).repeat_interleave(width)
+        keys = torch.arange(min(most, metadata.max_seqlen_k), device=rows.device)
+        keys = (rows - options.window + 1).clamp(min=0)[:, None] + keys
+        selected = SelectedKeys(keys.masked_fill(keys >= ends[:, None], -1))
+        return dict.fromkeys(options.windowed_layers, selected)
 
 
 class StandaloneDraft(DraftModel):
@@ -249,7 +290,7 @@ class StandaloneDraft(DraftModel):
         self.module, self._model = model, model
         self.layout, self.dtype = layout, model.dtype
 
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:  # noqa: ARG002
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:  # noqa: ARG002
         run = TransformersForward(self._model, self.layout, attention)
 
         def forward(inputs: Any) -> ForwardOutput:
@@ -280,8 +321,8 @@ class MtpDraft(DraftModel):
         """See ``DraftModel.drafter``."""
         return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
 
-    def _forward(self, attention: LayerGroupAttention, num_steps: int) -> Any:
-        layers = len(self._head.chain)
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
+        layers, num_steps = len(self._head.chain), spec.num_steps
         if self.algorithm != _CHAIN:
             return self.layer_forward(0, attention)
         if num_steps > layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import RankSplit
 
 Head = TypeVar("Head", bound=DraftHead)
+logger = logging.getLogger(__name__)
 
 _FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURES = {
@@ -150,7 +152,8 @@ def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
 def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
     """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
 
-    The folder has the layout of transformers or that of the authors; see ``layouts``.
+    The folder has the layout of transformers or that of the authors, also of DFLASH 2 and DSPARK;
+    see ``layouts``. The confidence head of DSPARK is named in a warning.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
@@ -163,9 +166,22 @@ def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
             f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
             "algorithm EAGLE or EAGLE3 for another head."
         )
-    config = head_config(layouts.dflash_layer_config(data, target))
-    build = partial(DFlashHead, target=target, **layouts.dflash_settings(data))
-    return _load(build, config, plain_tensors(folder), target, rename=layouts.dflash_name)
+    config, stored = head_config(layouts.dflash_layer_config(data, target)), plain_tensors(folder)
+    names = {layouts.dflash_name(name) for name in stored.forms}
+    build = partial(
+        DFlashHead,
+        target=target,
+        has_embedding=_EMBEDDING in names,
+        has_head=_HEAD in names,
+        **layouts.dflash_settings(data),
+    )
+    confidence = frozenset(name for name in names if name.startswith("confidence_head."))
+    if confidence:
+        logger.warning(
+            "%s has %s, which is not used: it says how many drafts are worth verifying, and a step "
+            "verifies num_draft_tokens of them.", folder, ", ".join(sorted(confidence)),
+        )  # fmt: skip
+    return _load(build, config, stored, target, confidence, layouts.dflash_name)
 
 
 def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Path) -> None:

@@ -109,8 +109,10 @@ class DraftHead(nn.Module):
         norm: nn.Module = self._norm_class(self.config.hidden_size, eps=self.config.rms_norm_eps)
         return norm
 
-    def decode(self, layers: Iterable[nn.Module], hidden_TH: Tensor, positions_T: Tensor) -> Tensor:
-        """Run decoder layers over rows, [T, H].
+    def decode(
+        self, layers: Iterable[nn.Module], hidden_TH: Tensor, positions_T: Tensor, **options: Any
+    ) -> Tensor:
+        """Run decoder layers over rows, [T, H]. Layers of own classes may take options.
 
         Returns:
             The residual stream, [1, T, H]. Its last sum may wait for the norm behind the layers,
@@ -119,7 +121,7 @@ class DraftHead(nn.Module):
         hidden_1TH = hidden_TH[None]
         rotation = self.rotary_emb(hidden_1TH, positions_T[None])
         for layer in layers:
-            hidden_1TH = layer(hidden_1TH, position_embeddings=rotation)
+            hidden_1TH = layer(hidden_1TH, position_embeddings=rotation, **options)
         return hidden_1TH
 
     def random_rows(self, count: int, size: int) -> tuple[Tensor, Tensor]:

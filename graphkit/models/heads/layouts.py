@@ -9,17 +9,21 @@ layers whose outputs the head reads. Speculators and vLLM have ``layers.0.*``, a
 ``transformer_layer_config``, and layers whose inputs the head reads.
 
 DFLASH: transformers has ``encoder.*``, and the settings of drafts and of layers side by side. The
-authors' heads have ``fc`` and ``hidden_norm``, and a nested ``dflash_config``.
+authors' heads have ``fc`` and ``hidden_norm``, and a nested ``dflash_config``; those of DFLASH 2
+(``DFlash2DraftModel``) also convolutions and a ``candidate_selector``. DSPARK (``Qwen3DSparkModel``
+of DeepSpec) has the names of the authors of DFLASH, all settings side by side, and ``markov_head``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.heads.config import as_object, check_settings
+from graphkit.models.heads.config import TYPES, as_object, check_settings, layer_count
 from graphkit.models.heads.dflash import DFlashHead
+from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.sources import HeadSources
 
@@ -166,8 +170,19 @@ def flag(data: Mapping[str, object], key: str) -> bool:
 
 
 MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
-_DFLASH_CONFIG = "dflash_config"
-_DFLASH_USED = ("block_size", "mask_token_id", "target_layer_ids", _DFLASH_CONFIG)
+_DFLASH_CONFIG, _KINDS = "dflash_config", ("full_attention", "sliding_attention")
+_SIZES = ("markov_rank", "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
+_FACTORS = ("output_multiplier", "final_logit_softcapping")
+_DFLASH_USED = (
+    "block_size", "mask_token_id", "target_layer_ids", _DFLASH_CONFIG, *_SIZES, *_FACTORS,
+    "markov_head_type", "sample_from_anchor", "is_causal", "use_sliding_window",
+    # The first is of training. The others are of the confidence head, see load_dflash_head.
+    "num_anchors", "enable_confidence_head", "confidence_head_with_markov",
+)  # fmt: skip
+_DFLASH_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "projector_type": ("dflash", "dspark"), "attention_mode": ("gqa",),
+    "input_embedding_scale": (1,),
+}  # fmt: skip
 _WINDOWS = ("swa_window_size", "sliding_window")
 """Names of windows in the nested settings. Beside those, the second one is of layer_types."""
 _DFLASH_NAMES = {
@@ -184,7 +199,7 @@ def is_dflash(data: Mapping[str, object]) -> bool:
 def dflash_name(name: str) -> str:
     """Return the name in the layout of transformers."""
     name = name.removeprefix("model.")
-    return _DFLASH_NAMES.get(name, name)
+    return _DFLASH_NAMES.get(name, name).replace("_codebook.weight", "_codebook")
 
 
 def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapping[str, object]:
@@ -204,24 +219,20 @@ def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapp
         )
     nested = as_object(data, _DFLASH_CONFIG)
     for settings, where in ((data, "config.json"), (nested, _DFLASH_CONFIG)):
-        allowed: dict[str, tuple[object, ...]] = {"num_target_layers": (target.num_hidden_layers,)}
+        allowed = {**_DFLASH_ALLOWED, "num_target_layers": (target.num_hidden_layers,)}
         for name in _WINDOWS if settings is nested else _WINDOWS[:1]:
             allowed[name] = (0, -1)
         check_settings(settings, _DFLASH_USED, allowed, where)
-    merged = {**data, **nested}
-    kinds = merged.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+    kind = data.get("model_type", "qwen3")
+    if kind not in (*TYPES, MODEL_TYPE):
         raise CheckpointError(
-            f"config.json: layer_types is {short_repr(kinds)}, but only full_attention is "
-            "supported. Use a "
-            "head without windows."
+            f"the draft head has model_type {short_repr(kind)}, but graphkit runs only DFLASH "
+            "heads with layers of Qwen3. Use another head."
         )
-    if not kinds and data.get("model_type") == MODEL_TYPE:  # the default of transformers
-        raise CheckpointError(
-            "config.json has no layer_types, so that all layers have a window, which is not "
-            "supported. Use a head without windows."
-        )
-    return {"vocab_size": target.vocab_size, **merged, "model_type": "qwen3"}
+    merged = {"vocab_size": target.vocab_size, **data, **nested, "model_type": "qwen3"}
+    # Heads attend through masks of their own, see ``BlockOptions``.
+    unused = ("layer_types", "sliding_window", "use_sliding_window")
+    return {name: value for name, value in merged.items() if name not in unused}
 
 
 def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
@@ -238,11 +249,66 @@ def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
             "Correct "
             "config.json."
         )
+    kind = f"{found.get('architectures')} {found.get('projector_type')}".lower()
+    anchor = {"sample_from_anchor": "dspark" in kind} | found
+    options: dict[str, Any] = {name: _integer(found, name) for name in _SIZES if found.get(name)}
+    options |= {name: _number(found, name) for name in _FACTORS if found.get(name) is not None}
     return {
         "target_layer_ids": layers,
         "block_size": _integer(found, "block_size"),
         "mask_token_id": _integer(found, "mask_token_id"),
+        "options": BlockOptions(
+            sample_from_anchor=flag(anchor, "sample_from_anchor"),
+            markov_head_type=str(found.get("markov_head_type") or "vanilla"),
+            **options, **_windows(found),
+        ),
+    }  # fmt: skip
+
+
+def _windows(data: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of ``BlockOptions`` about windows.
+
+    In the authors' heads, layers with a window are causal unless ``is_causal`` is false, and a
+    window has the row itself. In transformers no layer is causal, and it has not.
+
+    Raises:
+        CheckpointError: A setting is malformed, or the rows of a block are causal in other layers.
+    """
+    is_own, count = data.get("model_type") == MODEL_TYPE, layer_count(data)
+    kinds, is_causal = data.get("layer_types"), data.get("is_causal")
+    kinds = kinds or (["sliding_attention"] * count if is_own else [])
+    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
+        raise CheckpointError(
+            f"config.json: layer_types is {short_repr(kinds)}, but graphkit runs only "
+            f"{' and '.join(_KINDS)}. Use a head with one of them."
+        )
+    windowed = tuple(i for i, kind in enumerate(kinds[:count]) if kind == _KINDS[1])
+    if flag(data, "is_causal") and (is_own or len(windowed) < count):
+        raise CheckpointError(
+            "config.json sets is_causal to true, but rows of a block see each other in a layer "
+            "without a window. Use a head whose blocks do."
+        )
+    if not windowed:
+        return {}
+    if not is_own and not flag(data, "use_sliding_window"):
+        raise CheckpointError(
+            "config.json: layer_types has sliding_attention, but use_sliding_window is not true. "
+            "Correct one of them."
+        )
+    return {
+        "window": _integer(data, "sliding_window") + is_own,
+        "windowed_layers": windowed,
+        "is_causal": not is_own and is_causal is not False,
     }
+
+
+def _number(data: Mapping[str, object], name: str) -> float:
+    value = data[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(
+            f"config.json: {name} must be a number, got {short_repr(value)}. Correct config.json."
+        )
+    return value
 
 
 def _integer(data: Mapping[str, object], name: str) -> int:
@@ -255,12 +321,17 @@ def _integer(data: Mapping[str, object], name: str) -> int:
 
 
 def dflash_entries(head: DFlashHead) -> dict[str, object]:
-    """Return the entries of ``config.json`` that a head has beside those of its layers."""
-    config = head.config
-    return {
+    """Return the entries of ``config.json`` that a head has beside those of its layers.
+
+    A head with other blocks than those of DFLASH has the layout of its authors.
+    """
+    config, options = head.config, asdict(head.options)
+    window, layers = options.pop("window"), options.pop("windowed_layers")
+    kinds = [_KINDS[layer in layers] for layer in range(config.num_hidden_layers)]
+    entries = {
         "model_type": MODEL_TYPE,
         "pad_token_id": None,  # the default of transformers is outside of small vocabularies
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "layer_types": kinds,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": config.rope_parameters["rope_theta"],
@@ -269,3 +340,9 @@ def dflash_entries(head: DFlashHead) -> dict[str, object]:
         "block_size": head.block_size,
         "mask_token_id": head.mask_token_id,
     }
+    if head.options == BlockOptions():
+        return {"architectures": [ARCHITECTURE], **entries}
+    name = "DFlash2DraftModel" if head.candidate_selector is not None else "Qwen3DSparkModel"
+    options["is_causal"] = None if options["is_causal"] else False  # the layers decide
+    windows = {"sliding_window": window, "use_sliding_window": True} if layers else {}
+    return {"architectures": [name], **entries, **options, **windows, "model_type": "qwen3"}

@@ -167,8 +167,9 @@ def test_settings_that_do_not_fit_the_target_are_refused(make_head, options, fie
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
-        ({"layer_types": None}, "has no layer_types"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window must be an int"),
+        ({"layer_types": None}, "sliding_window must be an int"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is"),
         ({"target_layer_ids": "all"}, "target_layer_ids must be a list of ints"),
         ({"target_layer_ids": [5]}, "all but the target's last"),
         ({"mask_token_id": None}, "mask_token_id must be an int"),

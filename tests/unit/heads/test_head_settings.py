@@ -56,9 +56,9 @@ def either(kind, entries):
 
 
 ANY = [
-    {"parallel_drafting": True}, {"parallel_draft_step": 4}, {"is_causal": False},
+    {"parallel_drafting": True}, {"parallel_draft_step": 4},
     {"logit_scale": 0.5}, {"attention_multiplier": 0.1}, {"residual_multiplier": 0.2},
-    {"embedding_multiplier": 12.0}, {"final_logit_softcapping": 30.0}, {"attention_sinks": True},
+    {"embedding_multiplier": 12.0}, {"attention_sinks": True},
     {"clip_qkv": 8.0}, {"rope_interleave": True}, {"a_later_setting": "on"},
     {"rope_scaling": {"rope_type": "default", "beta_fast": 3}},
 ]  # fmt: skip
@@ -66,15 +66,17 @@ REFUSED = {
     "eagle": [
         {"layernorms": True}, {"use_last_layernorm": True}, {"draft_vocab_size": 32},
         {"use_input_layernorm_in_first_layer": True}, {"use_aux_hidden_state": True},
-        {"norm_before_residual": True},
+        {"norm_before_residual": True}, {"is_causal": False}, {"final_logit_softcapping": 30.0},
     ],
     "eagle3": [
         {"use_mtp_layernorm": True}, {"use_last_layernorm": False}, {"fc_norm": True},
         {"use_input_layernorm_in_first_layer": False}, {"norm_before_fc": True},
         {"norm_output": True}, {"num_aux_hidden_states": 4}, {"use_aux_hidden_state": False},
+        {"is_causal": False}, {"final_logit_softcapping": 30.0},
     ],
     "dflash": [
-        {"causal": True}, {"use_swa": True}, {"swa_window_size": 64}, {"fc_layernorm": True},
+        {"causal": True}, {"is_causal": True}, {"use_swa": True}, {"swa_window_size": 64},
+        {"fc_layernorm": True},
         {"attention_sink_bias": True}, {"add_swa_attention_sink_bias": True},
         {"is_neox_style": False}, {"projector_type": "domino"}, {"shift_label": True},
         {"draft_vocab_size": 32}, {"num_target_layers": 40},
@@ -121,7 +123,7 @@ def test_settings_without_effect_are_taken(kind, load, request):
             "use_aux_hidden_state": True, "use_mtp_layernorm": False, "next_layer_regular": True,
             "use_input_layernorm_in_first_layer": True, "parallel_draft_step": 1,
         }},
-        "dflash": {"num_target_layers": 2, "causal": False, "dflash_config": {
+        "dflash": {"num_target_layers": 2, "causal": False, "is_causal": False, "dflash_config": {
             "use_swa": False, "causal": False, "swa_window_size": None,
         }},
     }  # fmt: skip
