@@ -23,6 +23,24 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 GRAPH = "graph bug"
 
 
+@pytest.fixture
+def finding_of(capture, batch_of, watched):
+    """Return ``finding_of(mix, count)``: the finding where a table of ``count`` changes after it.
+
+    ``mix`` has the table of an order of rows as its last argument.
+    """
+
+    def find(mix, count=HIDDEN):
+        table = {"order": torch.arange(count)}
+        runner, model = capture(lambda *args: mix(*args, table["order"]))
+        table["order"] = torch.arange(count).flip(0)
+        model.scale = 0.5
+        (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+        return finding
+
+    return find
+
+
 @pytest.mark.usefixtures("unseen_numbers")
 def test_a_frozen_number_is_a_graph_bug(capture, batch_of, watched, scaled):
     runner, model = capture(scaled)
@@ -79,12 +97,9 @@ def test_undeclared_memory_that_was_replaced_is_a_graph_bug(capture, batch_of, w
 
 
 @pytest.mark.usefixtures("unseen_numbers")
-def test_a_node_with_equal_arguments_is_found_by_its_results(capture, batch_of, watched):
+def test_a_node_with_equal_arguments_is_found_by_its_results(finding_of):
     """Tensors in a list are compared by dtype and shape only."""
-    table = {"order": torch.arange(HIDDEN)}
-    runner, _ = capture(lambda model, hidden, inputs: hidden[:, table["order"]])
-    table["order"] = torch.arange(HIDDEN).flip(0)
-    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+    finding = finding_of(lambda model, hidden, inputs, order: hidden[:, order])
     assert finding.kind == GRAPH
     text = f"Node {finding.node} (index) is the first with different results in a new capture"
     assert text in finding.text
@@ -92,19 +107,15 @@ def test_a_node_with_equal_arguments_is_found_by_its_results(capture, batch_of, 
 
 @pytest.mark.usefixtures("unseen_numbers")
 @pytest.mark.parametrize("first", ["index", "mul"])
-def test_the_earlier_of_two_nodes_is_named(capture, first, batch_of, watched):
+def test_the_earlier_of_two_nodes_is_named(finding_of, first):
     """One node differs in its arguments, the other one in its results."""
-    table = {"order": torch.arange(HIDDEN)}
 
-    def mix(model, hidden, inputs):
+    def mix(model, hidden, inputs, order):
         if first == "index":
-            return hidden[:, table["order"]] * model.scale
-        return (hidden * model.scale)[:, table["order"]]
+            return hidden[:, order] * model.scale
+        return (hidden * model.scale)[:, order]
 
-    runner, model = capture(mix)
-    table["order"], model.scale = torch.arange(HIDDEN).flip(0), 0.5
-    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.kernel == first
+    assert finding_of(mix).kernel == first
 
 
 @pytest.mark.usefixtures("unseen_numbers")
@@ -238,17 +249,12 @@ def turn(rows: torch.Tensor) -> torch.Tensor:
 _turns = itertools.count()
 
 
-def test_nondeterministic_results_are_ignored(capture, batch_of, watched):
-    table = {"order": torch.arange(HIDDEN)}
-
-    def mix(model, hidden, inputs):
+def test_nondeterministic_results_are_ignored(finding_of):
+    def mix(model, hidden, inputs, order):
         turn(hidden)
-        return hidden[:, table["order"]]
+        return hidden[:, order]
 
-    runner, _ = capture(mix)
-    table["order"] = torch.arange(HIDDEN).flip(0)
-    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.kernel == "index"
+    assert finding_of(mix).kernel == "index"
 
 
 def test_uninitialised_results_are_ignored(capture):
@@ -257,27 +263,17 @@ def test_uninitialised_results_are_ignored(capture):
 
 
 @pytest.mark.usefixtures("unseen_numbers")
-def test_every_run_of_a_bisection_starts_from_the_same_state(capture, batch_of, watched, storing):
-    table = {"order": torch.arange(HIDDEN)}
-    runner, _ = capture(
-        lambda model, hidden, inputs: storing(model, hidden, inputs)[:, table["order"]]
-    )
-    table["order"] = torch.arange(HIDDEN).flip(0)
-    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
+def test_every_run_of_a_bisection_starts_from_the_same_state(finding_of, storing):
+    finding = finding_of(lambda *args: storing(*args[:3])[:, args[3]])
     assert finding.kernel == "index"
     assert finding.source.endswith("in <lambda>")
 
 
 @pytest.mark.usefixtures("unseen_numbers")
-def test_writes_in_place_are_compared(capture, batch_of, watched):
-    table = {"order": torch.arange(4)}
-
-    def mix(model, hidden, inputs):
+def test_writes_in_place_are_compared(finding_of):
+    def mix(model, hidden, inputs, order):
         made = torch.zeros(4, HIDDEN)
-        made[table["order"]] = hidden[:4]  # a tensor in a list, and only a write in place
+        made[order] = hidden[:4]  # a tensor in a list, and only a write in place
         return hidden + made[0]
 
-    runner, _ = capture(mix)
-    table["order"] = torch.arange(4).flip(0)
-    (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.kernel == "index_put_"
+    assert finding_of(mix, 4).kernel == "index_put_"
