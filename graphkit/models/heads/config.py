@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from graphkit.config import require_int, require_type
 from graphkit.errors import CheckpointError, ConfigError, short_repr
@@ -154,16 +154,8 @@ _ROTATION = frozenset({
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type", "type",
 })  # fmt: skip
 """Settings of rotation; sections of three equal positions, as text has them, change nothing."""
-_OF_GENERATION = frozenset({
-    "bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
-    "length_penalty", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size",
-    "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_scores", "remove_invalid_values", "repetition_penalty",
-    "return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p",
-    "typical_p",
-})  # fmt: skip
+_OF_TRANSFORMERS = frozenset({*vars(GenerationConfig()), *vars(PreTrainedConfig())})
+"""Settings of generation, and those that any configuration of transformers has."""
 _OF_TRAINING = frozenset({
     "attention_dropout", "attn_pdrop", "auf", "embd_pdrop", "embed_requires_grad",
     "enable_sp_ulysses", "gradient_checkpointing", "hidden_dropout", "initializer_range",
@@ -171,19 +163,16 @@ _OF_TRAINING = frozenset({
     "resid_pdrop", "ttt_length", "ttt_steps", "use_bfloat16",
 })  # fmt: skip
 _OF_FILES = frozenset({
-    "add_cross_attention", "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward",
-    "cross_attention_hidden_size", "dtype", "eagle_decoder_type", "eos_token_id",
-    "finetuning_task", "has_lm_head", "has_no_defaults_at_init", "id2label", "is_decoder",
-    "is_encoder_decoder", "label2id", "name_or_path", "num_nextn_predict_layers", "pad_token_id",
-    "prefix", "problem_type", "pruned_heads", "sep_token_id", "speculators_config",
+    "add_cross_attention", "auto_map", "cross_attention_hidden_size", "eagle_decoder_type",
+    "finetuning_task", "has_lm_head", "has_no_defaults_at_init", "is_decoder", "name_or_path",
+    "num_nextn_predict_layers", "prefix", "pruned_heads", "sep_token_id", "speculators_config",
     "speculators_model_type", "speculators_version", "target_hidden_size", "target_model_type",
-    "target_vocab_size",
-    "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class",
-    "torch_dtype", "torchscript", "transformers_version", "use_cache", "verifier",
+    "target_vocab_size", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder",
+    "tokenizer_class", "torch_dtype", "torchscript", "verifier",
     # The tensors of the folder decide about biases. The others are of windows that are not used.
     "bias", "fusion_bias", "max_window_layers", "next_layer_regular", "sliding_window_non_causal",
 })  # fmt: skip
-_WITHOUT_EFFECT = _OF_GENERATION | _OF_TRAINING | _OF_FILES
+_WITHOUT_EFFECT = _OF_TRANSFORMERS | _OF_TRAINING | _OF_FILES
 _OFF: tuple[object, ...] = (False, 0, [], {}, "")
 _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "embedding_multiplier": (1,), "is_causal": (True,), "is_neox_style": (True,),
