@@ -10,15 +10,6 @@ from graphkit.buffers.draft_inputs import (
     DraftInputs as DraftInputs,
     MultiLayerDraftExtendInputs as MultiLayerDraftExtendInputs,
 )
-from graphkit.buffers.fields import (
-    MODEL_DTYPE as MODEL_DTYPE,
-    Axis as Axis,
-    Field as Field,
-    Pad as Pad,
-    Rows as Rows,
-    declare as declare,
-    fields_of as fields_of,
-)
 from graphkit.buffers.input_buffers import InputBuffers as InputBuffers
 from graphkit.buffers.inputs import (
     Inputs as Inputs,
@@ -26,8 +17,15 @@ from graphkit.buffers.inputs import (
     TargetVerifyInputs as TargetVerifyInputs,
 )
 from graphkit.buffers.layout import (
+    MODEL_DTYPE as MODEL_DTYPE,
+    Axis as Axis,
     Capacity as Capacity,
+    Field as Field,
     FieldLayout as FieldLayout,
+    Pad as Pad,
+    Rows as Rows,
+    declare as declare,
+    fields_of as fields_of,
     resolve as resolve,
     runner_capacity as runner_capacity,
 )

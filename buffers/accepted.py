@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.fields import Rows
+from graphkit.buffers.layout import Rows
 from graphkit.errors import InputError
 from graphkit.graphs import is_recording
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import StepInputs
-from graphkit.buffers.layout import Capacity, FieldLayout, resolve
+from graphkit.buffers.layout import Capacity, FieldLayout, fields_of, resolve
 from graphkit.buffers.validation import validate_field, wrong_count
 from graphkit.errors import InputError
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.accepted import check_counts, host_rows
-from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
 from graphkit.buffers.inputs import Inputs, StepInputs
+from graphkit.buffers.layout import MODEL_DTYPE, Axis, Pad, Rows, declare
 from graphkit.errors import InputError
 
 

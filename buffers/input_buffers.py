@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena, refresh_copies, refresh_fetches, refresh_table
 from graphkit.buffers.batch_checks import BatchChecks
-from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import StepInputs
-from graphkit.buffers.layout import Capacity, FieldLayout, resolve
+from graphkit.buffers.layout import Capacity, FieldLayout, fields_of, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.value_checks import Limits, ValueChecks
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter

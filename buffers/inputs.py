@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare, fields_of
+from graphkit.buffers.layout import MODEL_DTYPE, Axis, Pad, Rows, declare, fields_of
 from graphkit.errors import InputError
 
 if TYPE_CHECKING:

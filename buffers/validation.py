@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.buffers.fields import Axis
-from graphkit.buffers.layout import FieldLayout
+from graphkit.buffers.layout import Axis, FieldLayout
 from graphkit.errors import InputError
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)

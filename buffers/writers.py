@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.fields import Axis
-from graphkit.buffers.layout import FieldLayout
+from graphkit.buffers.layout import Axis, FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
 from graphkit.buffers.validation import validate_field, wrong_count
 from graphkit.errors import InputError

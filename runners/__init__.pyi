@@ -8,6 +8,7 @@ from graphkit.runners.draft_extend import (
     DraftExtendRunner as DraftExtendRunner,
     DraftExtendV2Runner as DraftExtendV2Runner,
 )
+from graphkit.runners.mode_declaration import SampleRows as SampleRows
 from graphkit.runners.multi_layer import MultiLayerEagleRunner as MultiLayerEagleRunner
 from graphkit.runners.observe import ObservedReplay as ObservedReplay
 from graphkit.runners.output_fields import (
@@ -34,7 +35,6 @@ from graphkit.runners.ranks import (
 from graphkit.runners.registry import RUNNERS as RUNNERS
 from graphkit.runners.replayer import Replayer as Replayer
 from graphkit.runners.runner import Runner as Runner
-from graphkit.runners.sample_rows import SampleRows as SampleRows
 from graphkit.runners.settings import RunnerOptions as RunnerOptions
 from graphkit.runners.staged import StagedBatch as StagedBatch
 from graphkit.runners.step import Step as Step

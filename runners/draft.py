@@ -21,9 +21,9 @@ from graphkit.ops.rows import gather_rows
 from graphkit.ops.step_rows import draft_step_rows
 from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree, plant_tree
+from graphkit.runners.mode_declaration import SampleRows
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -12,8 +12,7 @@ import torch
 from graphkit.buffers import FieldLayout
 from graphkit.config import BufferSizes, is_int
 from graphkit.errors import ConfigError, InputError, short_repr
-from graphkit.runners.mode_declaration import ModeDeclaration
-from graphkit.runners.sample_rows import Numbers, SampleRows
+from graphkit.runners.mode_declaration import ModeDeclaration, Numbers, SampleRows
 from graphkit.runners.settings import value_limits
 
 TOKEN_IDS = ("input_ids", "topk_index")

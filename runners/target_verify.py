@@ -14,9 +14,9 @@ from graphkit.buffers import TargetVerifyInputs
 from graphkit.errors import ConfigError, short_repr
 from graphkit.graphs import scope
 from graphkit.ops.logits import apply_token_bitmask
+from graphkit.runners.mode_declaration import SampleRows
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.step import Step, rows_at
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -28,8 +28,8 @@ from graphkit.models.wrapper.text_batches import (
     run_batch,
 )
 from graphkit.runners.capture_checks import RecurrentStates
+from graphkit.runners.mode_declaration import Numbers
 from graphkit.runners.ranks import RunnerGroup
-from graphkit.runners.sample_rows import Numbers
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)

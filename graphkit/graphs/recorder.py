@@ -16,8 +16,14 @@ from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.capture_state import compilation_disabled, disable_function_modes, recording
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.operations import OpOverload, storage_id, tensors_in
-from graphkit.graphs.output_pool import OutputPool
-from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp, aliased, finished, op_facts
+from graphkit.graphs.recorded_graph import (
+    OutputPool,
+    RecordedGraph,
+    RecordedOp,
+    aliased,
+    finished,
+    op_facts,
+)
 from graphkit.graphs.recorded_loop import LoopQueue, RecordedLoop
 
 

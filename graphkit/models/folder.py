@@ -26,6 +26,8 @@ from graphkit.models.weight_files import (
 _CONFIG, _MODELOPT = "config.json", "hf_quant_config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
+"""Settings of the language model among those of a model with several parts."""
 
 
 def as_folder(owner: str, folder: object) -> Path:

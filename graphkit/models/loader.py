@@ -18,7 +18,6 @@ from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
-from graphkit.models.config_keys import check_keys
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
 from graphkit.models.folder import StoredWeights, read_quantized_config
 from graphkit.models.folder_weights import StoredRows, load_weights
@@ -29,7 +28,7 @@ from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
 from graphkit.models.layout import ModelLayout, output_head
-from graphkit.models.load_check import check_loaded
+from graphkit.models.load_check import check_keys, check_loaded
 from graphkit.models.model import TransformersModel
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import (

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError, GraphkitError
-from graphkit.models.config_keys import check_keys
+from graphkit.models.load_check import check_keys
 from small_models import KINDS, small_config, small_model
 
 UNREAD = {

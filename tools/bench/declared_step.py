@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.runners import RUNNERS
-from graphkit.runners.sample_rows import SampleRows
+from graphkit.runners.mode_declaration import SampleRows
 
 
 @dataclass(kw_only=True, eq=False)

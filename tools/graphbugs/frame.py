@@ -24,8 +24,7 @@ from graphkit.graphs import attribution, environment as environment_of, inspect_
 from graphkit.graphs.capture_state import compilation_disabled, recording
 from graphkit.graphs.host_calls import HostCallsMode
 from graphkit.graphs.operations import tensors_in
-from graphkit.graphs.output_pool import OutputPool
-from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_graph import OutputPool, RecordedGraph
 from graphkit.graphs.recorder import _Recorder
 from graphkit.records import AuditReport
 

@@ -16,6 +16,7 @@ from graphkit.audit.batch_variants import Fill, Requests
 from graphkit.buffers import FieldLayout, fields_of, resolve, runner_capacity
 from graphkit.config import BufferSizes
 from graphkit.runners import RUNNERS, Runner
+from graphkit.runners.mode_declaration import Numbers, SampleRows
 from graphkit.runners.sample_batch import (
     TOKEN_IDS,
     filled_batch,
@@ -24,7 +25,6 @@ from graphkit.runners.sample_batch import (
     most_accepted,
     own_slots,
 )
-from graphkit.runners.sample_rows import Numbers, SampleRows
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
 

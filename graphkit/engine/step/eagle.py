@@ -17,8 +17,7 @@ import torch
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.engine.step.acceptance import Verified
 from graphkit.engine.step.context import EngineContext
-from graphkit.engine.step.draft_samples import DraftSamples
-from graphkit.engine.step.draft_tree import ChainTree, DraftTree
+from graphkit.engine.step.draft_tree import ChainTree, DraftSamples, DraftTree
 from graphkit.engine.step.drafter import Drafter, check_draft_width, require_hidden_states
 from graphkit.engine.step.engine_model import EngineModel
 from graphkit.engine.step.prefill_batch import PrefillBatch

@@ -154,7 +154,7 @@ _ROTATION = frozenset({
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type", "type",
 })  # fmt: skip
 """Settings of rotation; sections of three equal positions, as text has them, change nothing."""
-_OF_TRANSFORMERS = frozenset({*vars(GenerationConfig()), *vars(PreTrainedConfig())})
+_OF_TRANSFORMERS = frozenset(vars(GenerationConfig()) | vars(PreTrainedConfig()))  # type: ignore[no-untyped-call]
 """Settings of generation, and those that any configuration of transformers has."""
 _OF_TRAINING = frozenset({
     "attention_dropout", "attn_pdrop", "auf", "embd_pdrop", "embed_requires_grad",

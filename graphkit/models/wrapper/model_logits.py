@@ -31,7 +31,7 @@ from graphkit.models.wrapper.choices import (
 )
 from graphkit.models.wrapper.module_rows import module_paths, outer_modules
 from graphkit.runners.comparison.differences import Rounding
-from graphkit.runners.sample_rows import Numbers
+from graphkit.runners.mode_declaration import Numbers
 
 MOST_ROWS = 512
 """Most rows whose logits are computed at once."""

@@ -12,7 +12,7 @@ from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.models.wrapper.text_batches import TreeRequest
 from graphkit.runners import Runner
 from graphkit.runners.comparison.step_comparison import SEED
-from graphkit.runners.sample_rows import Numbers
+from graphkit.runners.mode_declaration import Numbers
 from graphkit.runners.targets import CaptureTarget
 
 _USUAL_PROMPT = 64

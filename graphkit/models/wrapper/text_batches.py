@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from graphkit.runners.capture_checks import RecurrentStates
+from graphkit.runners.mode_declaration import Numbers, tree_masks
 from graphkit.runners.outputs import Output
-from graphkit.runners.sample_rows import Numbers, tree_masks
 from graphkit.spec import ForwardMode
 
 _OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")

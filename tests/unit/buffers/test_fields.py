@@ -15,7 +15,7 @@ from graphkit.buffers import (
     declare,
     fields_of,
 )
-from graphkit.buffers.fields import MODEL_DTYPE
+from graphkit.buffers.layout import MODEL_DTYPE
 from graphkit.errors import ConfigError
 
 TABLE = {

@@ -20,8 +20,7 @@ from graphkit.buffers import (
     resolve,
     runner_capacity,
 )
-from graphkit.buffers.fields import MODEL_DTYPE, fields_of
-from graphkit.buffers.layout import entry_bytes, header_bytes
+from graphkit.buffers.layout import MODEL_DTYPE, entry_bytes, fields_of, header_bytes
 
 LETTERS = {"W": 3, "K": 2, "S": 4, "H": 16, "D": 48, "M": 5}
 DTYPES = (torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16, MODEL_DTYPE)
