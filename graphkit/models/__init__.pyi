@@ -1,3 +1,4 @@
+from graphkit.models.batches import generate_batch as generate_batch
 from graphkit.models.loader import load as load
 from graphkit.models.model import TransformersModel as TransformersModel
 from graphkit.models.reference import (
