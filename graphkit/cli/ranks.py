@@ -9,17 +9,17 @@ import argparse
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import UsageError, describe, exit_code
 from graphkit.cli.output import print_message, silence
 from graphkit.errors import RankError
-from graphkit.records import AuditReport, CaptureRecord, count_of
-from graphkit.views.diff import differing_launch, launch_order
+from graphkit.records import AuditReport, CaptureRecord, Node, count_of
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -28,6 +28,8 @@ Command = Callable[[argparse.Namespace, "RankGroup | None"], int]
 """Runs with the parsed options on one rank, and returns the exit code."""
 _EXIT_CODES_S = 20.0
 """How long a rank waits for the exit codes of the others."""
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
+_NOTHING = "nothing more"
 
 
 def add_tp_option(parser: argparse.ArgumentParser, command: Command) -> None:
@@ -172,3 +174,42 @@ def merge_rank_reports(report: AuditReport, group: RankGroup) -> AuditReport:
     if missing:
         raise RankError(f"rank {missing[0]} sent no report of its audits.", ranks=missing)
     return merged_reports([report, *(AuditReport.from_json(texts[r]) for r in group.others)])
+
+
+def launch_order(record: CaptureRecord) -> list[str]:
+    """Return what all ranks must have in the same order, one text each.
+
+    These are the sizes of each mode, then the nodes of each graph: module, operation, and the
+    kernel or, on the recorder, the tensors of a collective. Values, memory and times may differ
+    between ranks, and so may the kernel of any other operation.
+    """
+    return [*_sizes(record), *_nodes(record)]
+
+
+def differing_launch(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first texts of two ranks that differ; ``None`` if none does."""
+    pairs = zip_longest(mine, others, fillvalue=_NOTHING)
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
+
+def _sizes(record: CaptureRecord) -> Iterator[str]:
+    for mode in record.modes:
+        sizes = ", ".join(str(size.batch_size) for size in mode.sizes)
+        yield f"{mode.mode} at batch sizes {sizes or 'none'}"
+
+
+def _nodes(record: CaptureRecord) -> Iterator[str]:
+    for graph in record.graphs:
+        for node in graph.nodes:
+            place = f" in {node.module}" if node.module else ""
+            yield f"node {node.index} of {graph.name}: {_action(node)}{place}"
+
+
+def _action(node: Node) -> str:
+    if not node.op:
+        return node.short_name
+    if not node.op.startswith(_COLLECTIVES):
+        return f"{node.op} ({node.kind})"
+    arguments = (argument for argument in node.arguments if argument.kind == "tensor")
+    tensors = [argument.text.partition(" at ")[0] for argument in arguments]
+    return f"{node.op} ({', '.join(tensors) or node.short_name})"

@@ -1,7 +1,6 @@
-"""Compare two graphs, or records with graphs, node by node; and ranks. Needs no torch."""
+"""Compare two graphs, or records with graphs, node by node. Needs no torch."""
 
 from graphkit.views.diff.graphs import diff_graphs
-from graphkit.views.diff.ranks import differing_launch, launch_order
 from graphkit.views.diff.records import diff_records
 
-__all__ = ["diff_graphs", "diff_records", "differing_launch", "launch_order"]
+__all__ = ["diff_graphs", "diff_records"]

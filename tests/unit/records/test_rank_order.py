@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from graphkit.cli.ranks import differing_launch, launch_order
 from graphkit.records import Argument, CaptureRecord, ModeRecord, SizeRecord
-from graphkit.views.diff import differing_launch, launch_order
 
 NCCL = "mlp c10d::allreduce_ ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 ROWS = ("- - refresh", "mlp aten::mm gemm", NCCL)
