@@ -40,7 +40,7 @@ from graphkit.engine.step.step_requests import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
 from graphkit.graphs import Backend, backend_for
-from graphkit.graphs.compiles import Compile, CompileWatch
+from graphkit.graphs.compiles import CompileWatch
 from graphkit.ops.inference import allocates
 from graphkit.records import CaptureRecord, MemoryEstimate
 from graphkit.runners.capture_checks import host_objects
@@ -237,12 +237,13 @@ class SpeculativeEngine:
         self._compiles.start()
 
     @property
-    def late_compiles(self) -> tuple[Compile, ...]:
-        """The Triton kernels that were compiled after ``capture``, each a warning in the log.
+    def late_compiles(self) -> tuple[str, ...]:
+        """The Triton kernels that were compiled after ``capture``, with their shapes.
 
-        Requests waited for them. Kernels of other code in the process are among them.
+        Requests waited for them, and each is a warning in the log. Kernels of other code in the
+        process are among them.
         """
-        return tuple(self._compiles.compiles)
+        return tuple(found.text for found in self._compiles.compiles)
 
     def estimate(self, record: CaptureRecord | None = None) -> MemoryEstimate:
         """Return the device memory that the engine takes once it is captured.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import graphkit as gk
 from graphkit.graphs.compiles import CompileWatch
 
 triton = pytest.importorskip("triton")
@@ -57,3 +58,14 @@ def test_compiles_before_start_and_after_stop_are_not_noted():
     watch.stop()
     compile_kernel()
     assert [found.shape[-2:] for found in watch.compiles] == ["64"]
+
+
+def test_an_engine_lists_compiles_after_its_capture():
+    with gk.models.reference_engine(device="cpu", max_batch_size=2, batch_sizes=[2]) as engine:
+        engine.capture()
+        compile_kernel(block=256)
+        assert engine.late_compiles == (
+            "`rms_norm` is compiled for x: *fp32, n: i32, BLOCK = 256",
+        )  # fmt: skip
+    compile_kernel()
+    assert len(engine.late_compiles) == 1
