@@ -141,6 +141,8 @@ class EngineThread:
             ReplayError: The thread is closed or has failed.
             Exception: What ``function`` raises.
         """
+        if threading.current_thread() is self._thread:  # within another call
+            return function(self._engine)
         future: Future[ResultT] = Future()
 
         def answer() -> None:

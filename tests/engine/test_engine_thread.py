@@ -81,9 +81,10 @@ def collect(stream):
 
 
 @GENERATIONS
-def test_threads_get_the_tokens_and_text_of_their_requests(generation):
-    target = engine_target(generation=generation)
-    with target.engine(batch_sizes=[1, 3], device="cpu", backend=None) as engine:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_threads_get_the_tokens_and_text_of_their_requests(generation, device):
+    target = engine_target(device, generation=generation)
+    with target.engine(batch_sizes=[1, 3], device=device, backend=None) as engine:
         engine.capture()
         with gk.EngineThread(engine, Letters()) as thread, ThreadPoolExecutor(8) as pool:
             params = gk.SamplingParams(max_new_tokens=20)
@@ -316,6 +317,7 @@ def test_calls_return_results_and_errors(thread):
     assert thread.call(lambda engine: engine.context_limit) > 0
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 / 0)
+    assert thread.call(lambda _: thread.call(lambda engine: engine.max_path)) == 4
     assert collect(thread.submit([1], LONG)).token_ids == expected([1], 60)
 
 
