@@ -36,6 +36,7 @@ from graphkit.engine.step import (
     SpecStep,
     StepOptions,
 )
+from graphkit.engine.step.pad_steps import warm_up_steps
 from graphkit.engine.step.step_requests import RequestChecks
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import InputError, ReplayError, short_repr
@@ -231,7 +232,7 @@ class SpeculativeEngine:
             progress(f"capturing {runner.label}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
-            self._spec_step.warm_up_steps(self.runners[0].capturing_backend())
+            warm_up_steps(self._spec_step, self.runners[0].capturing_backend())
         if warms_up:
             self._batching.schedule.measure_lengths(self.runners[0].capturing_backend())
         self._compiles.start()
@@ -271,7 +272,7 @@ class SpeculativeEngine:
             backend = self.runners[0].capturing_backend()
             self._admission.warm_up(backend)
             # Some state is allocated when it is first written.
-            self._spec_step.warm_up_steps(backend)
+            warm_up_steps(self._spec_step, backend)
         more = [self._spec_step.memory_parts()]
         prompts = self._spec_step.prompts
         # A record has no graphs of prompts: it may be that of a runner of v3.

@@ -15,6 +15,7 @@ from graphkit.engine.request_memory import SlotReservation
 from graphkit.engine.step import SpecStep, SpecStepInputs, SpecStepRunner, StepStream, StepVariant
 from graphkit.engine.step.acceptance import Links
 from graphkit.engine.step.draft_lengths import HostLengths
+from graphkit.engine.step.pad_steps import measure_steps
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.graphs.devices import to_device
@@ -198,7 +199,7 @@ class Schedule:
             backend: Backend of the captured graphs.
         """
         if self._lengths is not None:
-            self._lengths.set_times(self._step.measure(backend))
+            self._lengths.set_times(measure_steps(self._step, backend))
 
     def _enqueue(self, batch: RunningBatch) -> None:
         """Enqueue a whole step. v2 does not wait for the device."""

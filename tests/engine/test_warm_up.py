@@ -15,6 +15,7 @@ from engine_runs import each_generation, finish
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import TritonAttention
 from graphkit.engine.step.admission import warm_up_chunks
+from graphkit.engine.step.pad_steps import warm_up_steps
 from graphkit.errors import CaptureError
 from graphkit.models import random_model
 from graphkit.ops.kernels.step_state import begin_step_kernel
@@ -98,7 +99,7 @@ def test_steps_of_pads_change_and_count_nothing(make_engine, task, generation, t
     engine.step()
     before = engine.stats
     steps.clear()
-    engine._spec_step.warm_up_steps(engine.runners[0].capturing_backend())
+    warm_up_steps(engine._spec_step, engine.runners[0].capturing_backend())
     assert steps == [[0], "extended"] * 2 + [[0, 0], "extended"] * 2
     assert engine.stats == before
     finish(engine)

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from graphkit.engine.step.pad_steps import warm_up
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.request_state import Prefill, assign
 from graphkit.engine.step.spec_step import SpecStep
@@ -139,7 +140,7 @@ class Admission:
         # How the first token is chosen depends on the number of requests alone.
         ones = [lengths for lengths in batches if set(lengths) == {1}]
         runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
-        self._step.warm_up(backend, runs)
+        warm_up(self._step, backend, runs)
         if (prompts := self._step.prompts) is not None:
             prompts.capture_if_possible()
             if self._is_default_size and backend.device.type == "cuda":

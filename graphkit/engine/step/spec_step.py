@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -22,9 +19,8 @@ from graphkit.engine.step.plain_step import CatchUpDrafter, PendingCatchUp, Plai
 from graphkit.engine.step.prompt_runner import PromptRunner
 from graphkit.engine.step.tree_checks import check_tree
 from graphkit.engine.step.verifier import FillBitmask, Verifier
-from graphkit.graphs import Backend, CaptureFailure, scope
+from graphkit.graphs import scope
 from graphkit.runners import Output, Runner, declare_output
-from graphkit.runners.capture import capture_error
 from graphkit.runners.known_memory import attribute_tensors
 
 
@@ -321,73 +317,3 @@ class SpecStep:
         with scope("extend"):
             self.catch_up(result)
         return result.report
-
-    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
-        """Run functions without a graph, one after the other, and wait for each.
-
-        Args:
-            backend: Backend of the graphs that are captured next.
-            functions: What to run, so that its kernels are compiled.
-
-        Raises:
-            CaptureError: A function raised an exception.
-        """
-        try:
-            with backend.session(), torch.no_grad():
-                for function in functions:
-                    backend.warm_up(function)
-        except CaptureFailure as failure:
-            raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__
-
-    def warm_up_steps(self, backend: Backend) -> None:
-        """Run steps of pads, greedy and sampled, so that their kernels are compiled.
-
-        Waits for the device. Does not count in the statistics of the runners.
-
-        Raises:
-            CaptureError: The step raised an exception.
-        """
-        sizes = {1, min(2, self.context.sizes.max_batch_size)}
-        with self._without_stats():
-            steps = product(sorted(sizes), (True, False), self.variants)
-            self.warm_up(backend, [self._pad_step(*step) for step in steps])
-
-    def measure(self, backend: Backend) -> list[list[float]]:
-        """Return the time of the graphs that a greedy step of pads replays.
-
-        Waits for the device. Does not count in the statistics of the runners.
-
-        Returns:
-            The times by captured size, then by variant.
-        """
-        sizes = self.verifier.runner.table
-        with self._without_stats():
-            return [
-                [self._graph_time(backend, size, variant) for variant in self.variants]
-                for size in sizes
-            ]
-
-    def _graph_time(self, backend: Backend, size: int, variant: StepVariant) -> float:
-        run = self._pad_step(size, True, variant)
-        self.warm_up(backend, [run])
-        before = [runner.stats.replays for runner in self.runners]
-        run()
-        total = 0.0
-        for replays, runner in zip(before, self.runners, strict=True):
-            if count := runner.stats.replays - replays:
-                with runner.buffers.replays_of_pads():
-                    total += count * backend.measure(runner.graphs[size])
-        return total
-
-    def _pad_step(
-        self, batch_size: int, is_greedy: bool, variant: StepVariant
-    ) -> Callable[[], object]:
-        pads = torch.zeros(batch_size, dtype=torch.int64, device=self.context.device)
-        return partial(self.run, pads, is_greedy=is_greedy, variant=variant)
-
-    @contextmanager
-    def _without_stats(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for runner in self.runners:
-                stack.enter_context(runner.without_stats())
-            yield
