@@ -49,6 +49,7 @@ OF_TWO = (
     models.find_ranks_that_diverge,
     models.make_the_same_calls,
     models.serve_with_data_parallelism,
+    models.serve_from_a_thread_of_rank_0,
     models.end_with_an_error_of_rank_0,
     commands.run_commands,
     commands.refuse_commands,

@@ -294,6 +294,38 @@ def make_the_same_calls():
         work()
 
 
+class Letters:
+    """Decodes token 0 to a, 1 to b and so on."""
+
+    def decode(self, ids):
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+def serve_from_a_thread_of_rank_0():
+    """Requests of a thread end on all ranks for the same reason."""
+    group = rank_group(same_batch=True)
+    with engine_of_tables(group, shift=0) as engine:
+        engine.capture()
+        if group.rank:
+            engine.worker_loop()
+        else:
+            with gk.EngineThread(engine, Letters()) as thread:
+                long = gk.SamplingParams(max_new_tokens=40)
+                whole = thread.submit([1, 2], long)
+                text = "".join(output.text for output in whole)
+                stopped = thread.submit([1, 2], long, stop=[text[5:8]])
+                late = thread.submit([3], long, timeout_s=1e-9)
+                assert "".join(output.text for output in stopped) == text[:5]
+                assert list(late) == []
+                aborted = thread.submit([4], long)
+                aborted.abort()
+                list(aborted)
+                assert thread.drain()
+    reasons = {gk.FinishReason.LENGTH, gk.FinishReason.STOP_STRING, gk.FinishReason.DEADLINE}
+    assert reasons <= set(engine.stats.finished)
+    assert engine.stats.finished.total() == 4
+
+
 def end_with_an_error_of_rank_0():
     """An error of rank 0 ends ``worker_loop`` of the others."""
     group = rank_group(same_batch=True)
