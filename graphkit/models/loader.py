@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -127,11 +127,9 @@ def load(
     if kind == "STANDALONE":
         drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
     elif kind == "ASSISTANT":
-        weights = _weights(
-            draft, "draft", dtype=loaded.dtype, quantize=quantize, device=device,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-        drafting = AssistantDraft(weights.model, loaded, fuse=fuse)
+        options["dtype"] = loaded.dtype
+        assistant = _loaded(draft, "draft", prepares=False, **options).model
+        drafting = AssistantDraft(assistant, loaded, fuse=fuse)
     elif kind is not None:
         drafting = load_draft(kind, draft, loaded, algorithm, quantize, fuse=fuse)
     generation = getattr(loaded.original, "generation_config", None)
@@ -152,53 +150,8 @@ def _loaded(
     check: bool,
     trust_remote_code: bool,
     group: RankGroup | None = None,
+    prepares: bool = True,
 ) -> TransformersModel:
-    weights = _weights(
-        folder_or_model, field, dtype=dtype, quantize=quantize, device=device,
-        trust_remote_code=trust_remote_code, group=group,
-    )  # fmt: skip
-    model, split = weights.model, weights.split
-    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
-        raise ConfigError(
-            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
-            "layers attend to later tokens. Load a causal language model.",
-            field=field,
-        )
-    if split is not None:
-        split.install(model)
-    dequantize_read_weights(model)
-    original = _shared_copy(model)
-    with nullcontext() if split is None else deciding_by(split.all):
-        layout = prepare_model(model, fuse=fuse)
-    layout = with_kv_scales(layout, model, weights.scales, group)
-    _refuse_encoder(model, layout)
-    loaded = TransformersModel(model, original, layout, weights.folder, split=split)
-    if check:
-        check_loaded(loaded, weights.stored_rows)
-    return loaded
-
-
-class _Weights(NamedTuple):
-    """A model with its weights on their device, and what its folder has beside them."""
-
-    model: PreTrainedModel
-    folder: str | None
-    stored_rows: StoredRows
-    scales: KVScales
-    split: RankSplit | None
-
-
-def _weights(
-    folder_or_model: Any,
-    field: str,
-    *,
-    dtype: torch.dtype | None,
-    quantize: str | None,
-    device: torch.device,
-    trust_remote_code: bool,
-    group: RankGroup | None = None,
-) -> _Weights:
-    """Load the weights of a folder or take those of a model; arguments as for ``load``."""
     folder, stored_rows, scales, split = None, StoredRows(), KVScales(), None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
@@ -216,7 +169,26 @@ def _weights(
         _quantize(model, quantize, device)
     nn.Module.to(model, device)
     nn.Module.eval(model).requires_grad_(False)
-    return _Weights(model, folder, stored_rows, scales, split)
+    if not prepares:
+        return TransformersModel(model, model, ModelLayout((), ()), folder)
+    if not getattr(model.config.get_text_config(decoder=True), "is_causal", True):
+        raise ConfigError(
+            f"the configuration of {type(model).__name__} sets is_causal to false, so that its "
+            "layers attend to later tokens. Load a causal language model.",
+            field=field,
+        )
+    if split is not None:
+        split.install(model)
+    dequantize_read_weights(model)
+    original = _shared_copy(model)
+    with nullcontext() if split is None else deciding_by(split.all):
+        layout = prepare_model(model, fuse=fuse)
+    layout = with_kv_scales(layout, model, scales, group)
+    _refuse_encoder(model, layout)
+    loaded = TransformersModel(model, original, layout, folder, split=split)
+    if check:
+        check_loaded(loaded, stored_rows)
+    return loaded
 
 
 def _from_folder(

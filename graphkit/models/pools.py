@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from inspect import isabstract
 from itertools import count
+from typing import Any
 
 import torch
 
-from graphkit.buffers import AttentionInputs, AttentionMetadata
+from graphkit.buffers import (
+    AttentionInputs,
+    AttentionMetadata,
+    DraftExtendInputs,
+    DraftInputs,
+)
 from graphkit.buffers.attention import kv_pools
 from graphkit.config import BufferSizes
 from graphkit.engine.attention import (
@@ -197,6 +203,41 @@ class LayerGroupAttention(PooledAttention):
         padded = padded_to(query, group.kv_pool.head_dim)  # type: ignore[union-attr]
         attended = group.attend_stored(index, padded, metadata, window=window, follows_store=False)
         return attended[..., : query.shape[-1]].contiguous()
+
+
+class TargetKeys(LayerGroupAttention):
+    """Attention over the keys and values that a target has stored. It stores none.
+
+    Args:
+        target: The target's attention, whose pools it shares.
+
+    Raises:
+        ConfigError: It is none of a ``TransformersModel``.
+    """
+
+    def __init__(self, target: object) -> None:
+        if not isinstance(target, LayerGroupAttention):
+            raise ConfigError(
+                "the draft model reads the keys and values of its target. Pass what engine_model "
+                "of the target returned as target.",
+                field="target",
+            )
+        vars(self).update(vars(target))
+
+    def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> Any:
+        """Return metadata of rows that see the keys up to their own position.
+
+        ``None`` for draft steps: their lengths count drafts, which have no keys. See ``committed``.
+        """
+        return None if mode is ForwardMode.DRAFT else super().metadata(mode, inputs)
+
+    def committed(self, inputs: DraftInputs | DraftExtendInputs, rows: int) -> AttentionMetadata:
+        """Return metadata of rows that see all ``seq_lens`` keys, ``rows`` per request."""
+        requests, lengths = (
+            part.repeat_interleave(rows) for part in (inputs.req_pool_indices, inputs.seq_lens)
+        )
+        single = DraftExtendInputs(req_pool_indices=requests, seq_lens=lengths, input_ids=requests)
+        return super().metadata(ForwardMode.DRAFT_EXTEND_V2, single)
 
 
 def slot_bytes(attention: PooledAttention) -> int:

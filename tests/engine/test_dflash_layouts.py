@@ -343,7 +343,7 @@ def test_the_confidence_head_is_named(target, tmp_path, caplog):
 
 
 WRONG = [
-    ("dspark", {"markov_head_type": "lstm"}, "markov_head_type 'lstm'"),
+    ("dspark", {"markov_head_type": "lstm"}, "markov_head_type='lstm'"),
     ("dspark", {"markov_rank": 0}, "markov_head"),
     ("dspark", {"model_type": "gemma4_text"}, "model_type 'gemma4_text'"),
     ("dspark", {"sample_from_anchor": "yes"}, "sample_from_anchor must be true or false"),
@@ -356,7 +356,7 @@ WRONG = [
     ("dflash2", {"use_sliding_window": False}, "use_sliding_window is not true"),
     ("dflash2", {"sliding_window": None}, "sliding_window must be an int"),
     ("dflash2", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
-    ("dflash2", {"dflash_config": BLOCKS | {"selector_rank": 4}}, "selector_top_k 0"),
+    ("dflash2", {"dflash_config": BLOCKS | {"selector_rank": 4}}, "selector_top_k=0"),
     ("dflash2", {"dflash_config": BLOCKS | {"output_multiplier": "a"}}, "must be a number"),
     ("dflash2", {"dflash_config": BLOCKS}, "candidate_selector"),
     ("dflash2", {"layer_types": FULL, "is_causal": True}, "is_causal"),

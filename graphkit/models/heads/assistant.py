@@ -16,60 +16,20 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from graphkit.buffers import AttentionInputs, DraftExtendInputs, DraftInputs
-from graphkit.buffers.attention import EXTENDING, AttentionMetadata
-from graphkit.config import BufferSizes
-from graphkit.engine import EngineModel
-from graphkit.engine.attention import PagedAttention, PooledAttention
-from graphkit.engine.kv import ReqToTokenPool
+from graphkit.buffers import DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import AttentionLayer, ModelLayout, output_head
 from graphkit.models.model import TransformersModel
-from graphkit.models.pools import LayerGroupAttention
+from graphkit.models.pools import TargetKeys
 from graphkit.models.residual import DeferredSums
 from graphkit.models.running import AttentionCall, RunningForward
 from graphkit.models.versions import numbered
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
-from graphkit.spec import ForwardMode, SpecConfig
-
-
-class TargetKeys(PooledAttention):
-    """Attention over the keys and values that a target has stored. It stores none.
-
-    Args:
-        target: The target's attention, whose pools it shares.
-    """
-
-    def __init__(self, target: LayerGroupAttention) -> None:
-        self.req_to_token_pool, self.kv_pool = target.req_to_token_pool, target.kv_pool
-        self.attend, self._target = target.attend_stored, target
-
-    def supports(self, mode: ForwardMode) -> bool:
-        """Return whether a draft model runs the mode."""
-        return mode is ForwardMode.DRAFT or mode in EXTENDING
-
-    def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:
-        """Prepare the target's attention; see ``AttentionBackend.init_state``."""
-        self._target.init_state(sizes, max_tokens)
-
-    def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata | None:
-        """Return metadata of rows that see the keys up to their own position.
-
-        ``None`` for draft steps: their lengths count drafts, which have no keys. See ``committed``.
-        """
-        return None if mode is ForwardMode.DRAFT else self._target.metadata(mode, inputs)
-
-    def committed(self, inputs: DraftInputs | DraftExtendInputs, rows: int) -> AttentionMetadata:
-        """Return metadata of rows that see all ``seq_lens`` keys, ``rows`` per request."""
-        requests, lengths = (
-            part.repeat_interleave(rows) for part in (inputs.req_pool_indices, inputs.seq_lens)
-        )
-        single = DraftExtendInputs(req_pool_indices=requests, seq_lens=lengths, input_ids=requests)
-        return self._target.metadata(ForwardMode.DRAFT_EXTEND_V2, single)
+from graphkit.spec import SpecConfig
 
 
 class AssistantDraft(DraftModel):
@@ -84,7 +44,7 @@ class AssistantDraft(DraftModel):
         ConfigError: The assistant does not fit the target, or ranks split the target.
     """
 
-    algorithm = "EAGLE"
+    algorithm, reads_target = "EAGLE", True
 
     def __init__(
         self, model: PreTrainedModel, target: TransformersModel, *, fuse: bool = True
@@ -97,8 +57,7 @@ class AssistantDraft(DraftModel):
             )
         self.module, self._model, self.dtype = model, model, model.dtype
         self._embed = target.model.get_input_embeddings().forward
-        self._layers = _layers_with_keys(target)
-        _check_fit(model, target, self._layers)
+        self._layers = _layers_with_keys(model, target)
         for config in (model.config, model.config.get_text_config()):
             config._attn_implementation = IMPLEMENTATION
         if model.config.use_ordered_embeddings:
@@ -118,32 +77,8 @@ class AssistantDraft(DraftModel):
                 kept=[output_head(model)],
             )  # fmt: skip
 
-    def engine_model(
-        self,
-        requests: ReqToTokenPool,  # noqa: ARG002 - that of the target
-        spec: SpecConfig,  # noqa: ARG002
-        *,
-        slots: int | None = None,  # noqa: ARG002
-        attention: type[PagedAttention] | None = None,  # noqa: ARG002
-        target: EngineModel | None = None,
-    ) -> EngineModel:
-        """Return the model over the pools of ``target``; see ``DraftModel.engine_model``.
-
-        Raises:
-            ConfigError: There is no ``target``, or it is none of ``TransformersModel``.
-        """
-        shared = None if target is None else target.attention
-        if not isinstance(shared, LayerGroupAttention):
-            raise ConfigError(
-                f"{type(self.module).__name__} reads the keys and values of its target. Pass what "
-                "engine_model of the target returned as target.",
-                field="target",
-            )
-        keys = TargetKeys(shared)
-        return EngineModel(partial(self._run, keys), keys)
-
-    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
-        raise NotImplementedError  # engine_model does not call it
+    def _forward(self, attention: Any, spec: SpecConfig) -> Any:  # noqa: ARG002
+        return partial(self._run, attention)
 
     def _run(self, keys: TargetKeys, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
         """Return logits and hidden states of every row, or of each request's last packed row."""
@@ -163,7 +98,8 @@ class AssistantDraft(DraftModel):
             layer = self._layers[call.module.layer_type][0]
             # transformers counts a window from the last key, and includes both ends.
             window = call.window + 1 if call.window else 0
-            return keys.attend(layer, call.query[0].transpose(0, 1), metadata, window)[None]
+            query = call.query[0].transpose(0, 1)
+            return keys.attend_stored(layer, query, metadata, window)[None]
 
         with RunningForward(attend, positions).running(), DeferredSums(self.layout.norm_sizes):
             logits, hidden = self._compute(torch.cat([self._embed(ids), hidden], -1), positions)
@@ -187,72 +123,55 @@ class AssistantDraft(DraftModel):
         return self._compute(rows.to(positions.device, self.dtype), positions)
 
 
-def _layers_with_keys(target: TransformersModel) -> Mapping[str, tuple[int, AttentionLayer]]:
-    """Return number and sizes of the target's last layer with keys of its own, by type of layer."""
-    layers = {}
+def _layers_with_keys(
+    model: PreTrainedModel, target: TransformersModel
+) -> Mapping[str, tuple[int, AttentionLayer]]:
+    """Return number and sizes of the target's last layer with keys of its own, by type of layer.
+
+    Raises:
+        ConfigError: The assistant has other sizes, or a layer of a type that the target has not.
+    """
+    name, text, layers = type(model).__name__, model.config.get_text_config(), {}
     for number, layer in enumerate(target.layout.attention):
         module: Any = target.original.get_submodule(layer.name)
         if getattr(module, "is_kv_shared_layer", True) is False:
             layers[str(module.layer_type)] = number, layer
-    return layers
-
-
-def _check_fit(
-    model: PreTrainedModel,
-    target: TransformersModel,
-    layers: Mapping[str, tuple[int, AttentionLayer]],
-) -> None:
-    """Check that an assistant has the sizes of its target.
-
-    Raises:
-        ConfigError: A size differs, or the target has no layer of a type.
-    """
-    text = model.config.get_text_config()
     facts = {
         "backbone_hidden_size": (model.config.backbone_hidden_size, target.head.in_features),
         "vocab_size": (text.vocab_size, target.head.out_features),
     }
-    for module in model.modules():
-        kind = getattr(module, "layer_type", None)
-        if kind is None or not hasattr(module, "q_proj"):
-            continue
+    attentions: Any = (module for module in model.modules() if hasattr(module, "q_proj"))
+    for module in attentions:
+        kind = module.layer_type
         if kind not in layers:
             raise ConfigError(
-                f"{type(model).__name__} reads keys and values of {kind}, but "
-                f"{type(target.model).__name__} has no such layer with keys of its own. Use the "
-                "Gemma 4 model that the assistant was trained for.",
+                f"{name} reads keys and values of {kind}, but {type(target.model).__name__} has no "
+                "such layer with keys of its own. Use the Gemma 4 model that it was trained for.",
                 field="draft",
             )
-        layer = layers[kind][1]
-        facts[f"head_dim of {kind}"] = module.head_dim, layer.key_size
-        heads = text.num_attention_heads
-        facts[f"num_attention_heads % num_key_value_heads of {kind}"] = heads % layer.heads, 0
-    for name, (value, expected) in facts.items():
+        sizes, heads = layers[kind][1], text.num_attention_heads
+        facts[f"head_dim of {kind}"] = module.head_dim, sizes.key_size
+        facts[f"num_attention_heads % num_key_value_heads of {kind}"] = heads % sizes.heads, 0
+    for fact, (value, expected) in facts.items():
         if value != expected:
             raise ConfigError(
-                f"{type(model).__name__} has {name} {value}, but its target has {expected}. Use "
-                "the target that it was trained for.",
+                f"{name} has {fact} {value}, but its target has {expected}. Use the target that it "
+                "was trained for.",
                 field="draft",
             )
+    return layers
 
 
-def _share_all_keys(kind: type[Any]) -> None:
-    """Let configs of a type be those of models all of whose layers share keys."""
-    modes = kind.kv_sharing_modes.fget
-
-    def kv_sharing_modes(config: Any) -> list[str | None]:
-        if config.num_kv_shared_layers == config.num_hidden_layers:
-            return ["reuse"] * config.num_hidden_layers
-        found: list[str | None] = modes(config)
-        return found
-
-    kind.kv_sharing_modes = property(kv_sharing_modes)
+def _sharing_modes(modes: Any, config: Any) -> Any:
+    layers = config.num_hidden_layers
+    return ["reuse"] * layers if config.num_kv_shared_layers == layers else modes(config)
 
 
-# transformers 5.23 raises for such a config; 5.22 and 5.24 do not.
+# transformers 5.23 raises where all layers share keys; 5.22 and 5.24 do not.
 if numbered(transformers.__version__) == (5, 23):
-    _share_all_keys(transformers.Gemma4TextConfig)
-    _share_all_keys(transformers.Gemma4UnifiedTextConfig)
+    _kind: Any
+    for _kind in (transformers.Gemma4TextConfig, transformers.Gemma4UnifiedTextConfig):
+        _kind.kv_sharing_modes = property(partial(_sharing_modes, _kind.kv_sharing_modes.fget))
 
 
 def _centroid_logits(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from graphkit.errors import ConfigError
+from graphkit.models.heads.layers import OwnLayer
 from graphkit.models.quantization import Linear
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
@@ -56,28 +57,27 @@ class BlockOptions:
     is_causal: bool = False
 
     def check(self, hidden_size: int, vocab_size: int) -> None:
-        """Check the options of a head of these sizes.
+        """Refuse options that no head of these sizes has.
 
         Raises:
-            ConfigError: A value is out of range, or misses the one beside it.
+            ConfigError: A value is out of range, or misses or excludes another one.
         """
-        group, kind = self.conv_group_size, self.markov_head_type
-        faults = {
-            "markov_head_type": kind not in MARKOV_TYPES,
-            "selector_top_k": not 0 <= self.selector_top_k <= vocab_size
-            or (self.selector_top_k > 0) != (self.selector_rank > 0),
-            "conv_group_size": group < 0
-            or (group > 0) != (self.conv_kernel_size > 0)
-            or bool(group and hidden_size % group),
-            "markov_rank": self.markov_rank < 0 or bool(self.markov_rank and self.selector_rank),
-        }
-        for name, is_wrong in faults.items():
-            if is_wrong:
-                raise ConfigError(
-                    f"the draft head has {name} {getattr(self, name)!r}, which no head of its "
-                    f"sizes has: {self!r}. Correct config.json.",
-                    field=name,
-                )
+        group, taps = self.conv_group_size, self.conv_kernel_size
+        pairs = (self.selector_rank, self.selector_top_k), (taps, group)
+        is_valid = (
+            self.markov_head_type in MARKOV_TYPES
+            and min(self.markov_rank, *pairs[0], *pairs[1]) >= 0
+            and all(bool(one) == bool(other) for one, other in pairs)
+            and self.selector_top_k <= vocab_size
+            and not (self.markov_rank and self.selector_rank)
+            and hidden_size % (group or 1) == 0
+        )
+        if not is_valid:
+            raise ConfigError(
+                f"no draft head of hidden size {hidden_size} and {vocab_size} tokens has {self!r}. "
+                "Correct config.json.",
+                field="options",
+            )
 
 
 class MarkovHead(nn.Module):
@@ -188,7 +188,7 @@ class BlockConvolution(nn.Module):
         return total.view(rows_1TH.shape)
 
 
-class DFlash2Layer(nn.Module):
+class DFlash2Layer(OwnLayer):
     """A decoder layer with convolutions around its attention and its MLP.
 
     Args:
@@ -198,13 +198,7 @@ class DFlash2Layer(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, size: int, options: BlockOptions) -> None:
-        super().__init__()
-        self.self_attn: nn.Module
-        self.mlp: nn.Module
-        self.input_layernorm: nn.Module
-        self.post_attention_layernorm: nn.Module
-        for name, module in layer.named_children():
-            setattr(self, name, module)
+        super().__init__(layer)
         sizes = size, options.conv_kernel_size, options.conv_group_size
         self.attention_conv, self.mlp_conv = BlockConvolution(*sizes), BlockConvolution(*sizes)
 

@@ -38,7 +38,7 @@ from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.layout import ModelLayout
-from graphkit.models.pools import LayerGroupAttention
+from graphkit.models.pools import LayerGroupAttention, TargetKeys
 from graphkit.models.residual import DeferredSums
 from graphkit.models.running import SelectedKeys
 from graphkit.ops.rows import gather_rows
@@ -106,6 +106,7 @@ class DraftModel(ABC):
         aux_layers: Layers of the target whose inputs it reads side by side; see ``AuxStates``.
             Empty if it reads the rows that the target's head receives, or none.
         token_map: Target token of each token of a reduced vocabulary, int64; ``None`` without one.
+        reads_target: Whether it reads the target's keys and values and has none of its own.
     """
 
     module: nn.Module
@@ -118,6 +119,7 @@ class DraftModel(ABC):
     num_steps: int = 3
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
+    reads_target: bool = False
 
     def engine_model(
         self,
@@ -126,7 +128,7 @@ class DraftModel(ABC):
         *,
         slots: int | None = None,
         attention: type[PagedAttention] | None = None,
-        target: EngineModel | None = None,  # noqa: ARG002 - for models without keys of their own
+        target: EngineModel | None = None,
     ) -> EngineModel:
         """Return the model over new KV pools.
 
@@ -135,15 +137,20 @@ class DraftModel(ABC):
             spec: The drafting and verification settings.
             slots: KV slots; ``None`` selects those of every request at its longest.
             attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
-            target: The target's model, of which a Gemma 4 assistant reads the pools.
+            target: The target's model, whose pools a model with ``reads_target`` has.
 
         Raises:
-            ConfigError: ``spec`` has more steps than a chain of MTP layers.
+            ConfigError: ``spec`` has more steps than a chain of MTP layers, or there is no
+                ``target``.
         """
-        backend = LayerGroupAttention(
-            requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
-            slots, attention,
-        )  # fmt: skip
+        backend: Any
+        if self.reads_target:
+            backend = TargetKeys(None if target is None else target.attention)
+        else:
+            backend = LayerGroupAttention(
+                requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
+                slots, attention,
+            )  # fmt: skip
         forward = self._forward(backend, spec.longest)
         return EngineModel(forward, backend, draft_token_map=self.token_map)
 

@@ -17,12 +17,12 @@ from transformers import PreTrainedConfig
 
 from graphkit.errors import ConfigError
 from graphkit.models.heads.eagle import check_one_layer
-from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.layers import DraftHead, OwnLayer
 from graphkit.models.heads.sources import HeadSources, join_inputs
 from graphkit.models.quantization import Linear
 
 
-class Eagle3Layer(nn.Module):
+class Eagle3Layer(OwnLayer):
     """A decoder layer whose attention reads the concatenation of embedding and feature.
 
     The caller applies ``input_layernorm`` and ``hidden_norm``.
@@ -36,13 +36,7 @@ class Eagle3Layer(nn.Module):
     def __init__(
         self, layer: nn.Module, hidden_norm: nn.Module, *, norm_before_residual: bool = False
     ) -> None:
-        super().__init__()
-        self.self_attn: nn.Module
-        self.mlp: nn.Module
-        self.input_layernorm: nn.Module
-        self.post_attention_layernorm: nn.Module
-        for name, module in layer.named_children():
-            setattr(self, name, module)
+        super().__init__(layer)
         self.hidden_norm = hidden_norm
         self.norm_before_residual = norm_before_residual
         for name in ("q_proj", "k_proj", "v_proj"):

@@ -26,6 +26,20 @@ _GATHERED = ("fc", "lm_head")
 """Names of the projections whose outputs ranks split and gather."""
 
 
+class OwnLayer(nn.Module):
+    """Base of layers that take over the modules of a decoder layer of transformers."""
+
+    self_attn: nn.Module
+    mlp: nn.Module
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        for name, module in layer.named_children():
+            setattr(self, name, module)
+
+
 class DraftHead(nn.Module):
     """Base of draft heads, whose layers have the classes that transformers has for a config.
 

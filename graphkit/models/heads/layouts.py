@@ -131,11 +131,7 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
         inputs, is_output = as_object(data, _EAGLE_CONFIG).get(_LAYER_IDS), True
     if inputs is None:
         return None
-    if not isinstance(inputs, list) or not all(type(each) is int for each in inputs):
-        raise CheckpointError(
-            f"config.json: {_LAYER_IDS} must be a list of ints, got {short_repr(inputs)}. Correct "
-            "config.json."
-        )
+    inputs = _ints(inputs, _LAYER_IDS)
     if not inputs:
         raise CheckpointError(
             f"config.json: {_LAYER_IDS} is an empty list, which does not say what the head reads. "
@@ -143,6 +139,14 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
             "middle and the third to last."
         )
     return tuple(each + is_output for each in inputs)
+
+
+def _ints(value: object, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise CheckpointError(
+            f"config.json: {name} must be a list of ints, got {short_repr(value)}. Correct it."
+        )
+    return value
 
 
 def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
@@ -242,21 +246,16 @@ def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
         CheckpointError: One is missing or malformed.
     """
     found = {**data, **as_object(data, _DFLASH_CONFIG)}
-    layers = found.get("target_layer_ids")
-    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        raise CheckpointError(
-            f"config.json: target_layer_ids must be a list of ints, got {short_repr(layers)}. "
-            "Correct "
-            "config.json."
-        )
     kind = f"{found.get('architectures')} {found.get('projector_type')}".lower()
     anchor = {"sample_from_anchor": "dspark" in kind} | found
-    options: dict[str, Any] = {name: _integer(found, name) for name in _SIZES if found.get(name)}
-    options |= {name: _number(found, name) for name in _FACTORS if found.get(name) is not None}
+    options: dict[str, Any] = {name: _number(found, name) for name in _SIZES if found.get(name)}
+    options |= {
+        name: _number(found, name, (int, float)) for name in _FACTORS if found.get(name) is not None
+    }
     return {
-        "target_layer_ids": layers,
-        "block_size": _integer(found, "block_size"),
-        "mask_token_id": _integer(found, "mask_token_id"),
+        "target_layer_ids": _ints(found.get("target_layer_ids"), "target_layer_ids"),
+        "block_size": _number(found, "block_size"),
+        "mask_token_id": _number(found, "mask_token_id"),
         "options": BlockOptions(
             sample_from_anchor=flag(anchor, "sample_from_anchor"),
             markov_head_type=str(found.get("markov_head_type") or "vanilla"),
@@ -296,26 +295,18 @@ def _windows(data: Mapping[str, object]) -> dict[str, Any]:
             "Correct one of them."
         )
     return {
-        "window": _integer(data, "sliding_window") + is_own,
+        "window": _number(data, "sliding_window") + is_own,
         "windowed_layers": windowed,
         "is_causal": not is_own and is_causal is not False,
     }
 
 
-def _number(data: Mapping[str, object], name: str) -> float:
-    value = data[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(
-            f"config.json: {name} must be a number, got {short_repr(value)}. Correct config.json."
-        )
-    return value
-
-
-def _integer(data: Mapping[str, object], name: str) -> int:
+def _number(data: Mapping[str, object], name: str, kinds: tuple[type, ...] = (int,)) -> Any:
     value = data.get(name)
-    if type(value) is not int:
+    if type(value) not in kinds:
+        expected = "an int" if kinds == (int,) else "a number"
         raise CheckpointError(
-            f"config.json: {name} must be an int, got {short_repr(value)}. Correct config.json."
+            f"config.json: {name} must be {expected}, got {short_repr(value)}. Correct config.json."
         )
     return value
 
