@@ -224,5 +224,6 @@ def audited(path: Path, report: Path) -> AuditReport:
             load(path).program()
     finally:
         attribution.captured_node_counter = before
+        following._audits.clear()
     audit.end()
     return audit.results.report()

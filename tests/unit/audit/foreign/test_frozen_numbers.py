@@ -181,6 +181,28 @@ def program():
     del engine
     graph.replay()
 """,
+    "a decode step of transformers": """
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+def program():
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    model, cache = LlamaForCausalLM(config).eval(), StaticCache(config=config, max_cache_len=16)
+    model(input_ids=torch.tensor([[5, 9, 3]]), past_key_values=cache)
+    token, position = torch.tensor([[7]]), torch.tensor([3])
+    def step():
+        return model(input_ids=token, past_key_values=cache, cache_position=position,
+                     position_ids=position[None]).logits
+    graph, engine = new_graph(), Engine(position=3)
+    step()
+    with capture(graph):
+        logits = step()
+    for _ in range(4):
+        graph.replay()
+        engine.position += 1
+        position.add_(1)
+""",
     "a capture after each change": """
 def program():
     engine = Engine(scale=2.0)
