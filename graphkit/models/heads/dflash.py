@@ -7,6 +7,7 @@ value heads, D head dim.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -29,26 +30,6 @@ from graphkit.models.quantization import Linear
 from graphkit.ops.heads import ProjectedHeads
 
 
-class ContextEncoder(nn.Module):
-    """Projects the outputs of several target layers to one row per token.
-
-    Args:
-        size: The hidden size.
-        num_layers: Target layers (n).
-        norm: The norm of the projection.
-    """
-
-    def __init__(self, size: int, num_layers: int, norm: nn.Module) -> None:
-        super().__init__()
-        self.fc = Linear(num_layers * size, size, bias=False)
-        self.output_norm_enc = norm
-
-    def forward(self, features_TF: Tensor) -> Tensor:
-        """Return the normalised projection, [T, H]."""
-        context_TH: Tensor = self.output_norm_enc(self.fc(features_TF))
-        return context_TH
-
-
 class DFlashHead(DraftHead):
     """A DFLASH draft model, with the parameter names of transformers' Muse Glimmer assistant.
 
@@ -57,14 +38,14 @@ class DFlashHead(DraftHead):
     bonus token and mask tokens; the row of a mask token predicts the token of its position. All
     rows of a block see each other.
 
-    The head uses the target's embedding and output head. These belong to the target: they are not
-    in this module's ``state_dict`` or ``parameters`` and do not move with it. Nothing synchronises;
-    shapes are static.
+    The head uses the target's embedding unless ``has_embedding``, and its output head unless
+    ``has_head``. These belong to the target: they are not in this module's ``state_dict`` or
+    ``parameters`` and do not move with it. Nothing synchronises; shapes are static.
 
     Args:
         config: Sizes and options of the layers.
         target: The model that the head drafts for.
-        target_layer_ids: Target layers whose outputs are the context, from 0.
+        target_layer_ids: Target layers whose outputs are the context, from 0; -1 is its embedding.
         block_size: Rows of a block, the bonus token included.
         mask_token_id: Token of the target's vocabulary that stands for tokens to predict.
         options: How its blocks differ from those of DFLASH; ``None`` for those.
@@ -93,8 +74,10 @@ class DFlashHead(DraftHead):
         options.check(config.hidden_size, config.vocab_size)
         self.target_layer_ids = _checked(target_layer_ids, target.num_hidden_layers)
         self.block_size, self.mask_token_id = block_size, _token(mask_token_id, config)
-        size, context_layers = config.hidden_size, len(self.target_layer_ids)
-        self.encoder = ContextEncoder(size, context_layers, self.new_norm())
+        size = config.hidden_size
+        # Projects the outputs of the target's layers side by side, [T, F], to a row per token.
+        project = Linear(len(self.target_layer_ids) * size, size, bias=False)
+        self.encoder = nn.Sequential(OrderedDict(fc=project, output_norm_enc=self.new_norm()))
         self.layers = nn.ModuleList(map(self.new_layer, range(config.num_hidden_layers)))
         self.norm = self.new_norm()
         if options.conv_kernel_size:
@@ -151,7 +134,7 @@ class DFlashHead(DraftHead):
 
     def run_random(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """See ``DraftHead.run_random``."""
-        size = self.encoder.fc.in_features
+        size = len(self.target_layer_ids) * self.config.hidden_size
         ids_T, features_TF = self.random_rows(len(positions_T), size)
         return self.encoder(features_TF), self(ids_T, positions_T)
 

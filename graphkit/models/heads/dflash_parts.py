@@ -22,8 +22,6 @@ from graphkit.errors import ConfigError
 from graphkit.models.heads.layers import OwnLayer
 from graphkit.models.quantization import Linear
 
-MARKOV_TYPES = ("vanilla", "gated", "rnn")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOptions:
@@ -33,7 +31,7 @@ class BlockOptions:
         sample_from_anchor: Whether a row predicts the token behind its own, so that the bonus token
             predicts the first draft.
         markov_rank: Rank of the Markov head of DSPARK; 0 without one.
-        markov_head_type: One of ``MARKOV_TYPES``.
+        markov_head_type: "vanilla", "gated" or "rnn".
         selector_rank, selector_top_k: Rank and candidates per row of DFLASH 2; 0 without.
         conv_kernel_size, conv_group_size: Taps and channels of a group; 0 without.
         output_multiplier: Factor on the logits.
@@ -65,7 +63,7 @@ class BlockOptions:
         group, taps = self.conv_group_size, self.conv_kernel_size
         pairs = (self.selector_rank, self.selector_top_k), (taps, group)
         is_valid = (
-            self.markov_head_type in MARKOV_TYPES
+            self.markov_head_type in ("vanilla", "gated", "rnn")
             and min(self.markov_rank, *pairs[0], *pairs[1]) >= 0
             and all(bool(one) == bool(other) for one, other in pairs)
             and self.selector_top_k <= vocab_size
@@ -89,7 +87,7 @@ class MarkovHead(nn.Module):
     Args:
         vocab_size: Tokens.
         rank: Elements of an embedding (R).
-        kind: One of ``MARKOV_TYPES``.
+        kind: "vanilla", "gated" or "rnn".
         hidden_size: Elements of a hidden state.
     """
 
