@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,8 @@ class CompileWatch:
 
         def hook(**facts: Any) -> Any:
             if self._is_on:
-                self._note(facts)
+                with suppress(Exception):  # another version of Triton may pass other facts
+                    self._note(facts)
             return None if before is None else before(**facts)
 
         knobs.runtime.jit_post_compile_hook = hook

@@ -13,8 +13,9 @@ import linecache
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -49,6 +50,10 @@ Calls = Sequence[tuple[str, tuple[Any, ...]]]
 """Name and numbers of each operation, in their order."""
 
 
+Derive = Callable[[Any], Any]
+"""Computes a number from another one; ``MISSING`` if that is no number."""
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedNumber:
     """A number that an operation of a graph got, and where the program holds it.
@@ -58,6 +63,7 @@ class CapturedNumber:
         op: Name of the operation, such as ``mul``.
         argument: Name of its argument in the operation's schema.
         value: The argument, which may be computed from the number.
+        derive: Computes the argument from the number.
         node: Index of the operation's node, or of the next one if it is a view.
         source: The line of the call.
     """
@@ -66,6 +72,7 @@ class CapturedNumber:
     op: str
     argument: str
     value: Any
+    derive: Derive
     node: int
     source: str
 
@@ -89,13 +96,17 @@ class NumberSearch:
 
     def note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: int) -> None:
         """Search the numbers among the arguments of an operation that is about to run."""
+        with suppress(Exception):  # the program must not see an error of the search
+            self._note(op, args, kwargs, node)
+
+    def _note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: int) -> None:
         given = list(_numbers_in(op, args, kwargs))
         name = op.overloadpacket.__name__
         self.calls.append((name, tuple(value for _, value in given)))
         if not given:
             return
         frames = user_frames()
-        call = _call_at(frames[0]) if frames else None
+        call = _call_at(frames[0]) if frames and not _is_compiled(frames[0]) else None
         if call is None:
             return
         stack = [_Variables(frame, id(frame) in self._outer) for frame in frames]
@@ -103,11 +114,11 @@ class NumberSearch:
             argument = next((key for key, one in given if _is_equal(one, value)), None)
             if argument is None:
                 continue
-            for held in _Sources(stack).of(part, 0):
+            for held, derive in _Sources(stack).of(part, 0):
                 code, line = frames[0].f_code, frames[0].f_lineno
                 file = "/".join(code.co_filename.split("/")[-2:])
                 source = f"{file}:{line} in {code.co_name}"
-                number = CapturedNumber(held, name, argument, value, node, source)
+                number = CapturedNumber(held, name, argument, value, derive, node, source)
                 self._found.setdefault((id(held.root), held.steps), number)
 
 
@@ -152,6 +163,19 @@ class _Variables:
                 return follow(attribute(self.value(held), "shape"), (("item", self.value(axis)),))
         return MISSING
 
+    def of_part(self, node: ast.AST, part: ast.AST) -> Derive:
+        """Return a function that computes an expression from the value of one of its parts."""
+        match node:
+            case ast.UnaryOp() | ast.BinOp():
+                sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+                function = _OPERATORS.get(type(node.op))
+            case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
+                sides, function = node.args, _FUNCTIONS[name]
+            case _:
+                return lambda _value: MISSING
+        known = [None if side is part else self.value(side) for side in sides]
+        return lambda value: _computed(function, [value if k is None else k for k in known])
+
     def path(self, node: ast.AST) -> tuple[str, Steps] | None:
         """Return the variable and the steps of an expression such as ``self.sizes[0]``."""
         match node:
@@ -182,16 +206,23 @@ class _Sources:
         self._stack = stack
         self._seen: set[tuple[int, str, Steps]] = set()
 
-    def of(self, node: ast.AST, depth: int, steps: Steps = ()) -> Iterator[HeldNumber]:
-        """Yield the held numbers in an expression of a frame, or at a path from its value."""
+    def of(
+        self, node: ast.AST, depth: int, steps: Steps = ()
+    ) -> Iterator[tuple[HeldNumber, Derive]]:
+        """Yield the held numbers in an expression of a frame, or at a path from its value.
+
+        Each comes with a function that computes the expression from it.
+        """
         path = self._stack[depth].path(node)
         if path is not None:
             yield from self._at(depth, path[0], (*path[1], *steps))
         elif not steps:
             for child in ast.iter_child_nodes(node):
-                yield from self.of(child, depth)
+                outer = self._stack[depth].of_part(node, child)
+                for held, inner in self.of(child, depth):
+                    yield held, partial(_composed, outer, inner)
 
-    def _at(self, depth: int, name: str, steps: Steps) -> Iterator[HeldNumber]:
+    def _at(self, depth: int, name: str, steps: Steps) -> Iterator[tuple[HeldNumber, Derive]]:
         variables = self._stack[depth]
         root, key = variables.get(name), (depth, name, steps)
         number = follow(root, steps)
@@ -200,7 +231,7 @@ class _Sources:
         self._seen.add(key)
         held = object_path(root, steps, number) if steps else None
         if held is not None:
-            yield held
+            yield held, _same
         elif name not in variables.local or variables.local is variables.frame.f_globals:
             yield from self._global(variables, name, steps, number)
         elif name in variables.frame.f_code.co_freevars:
@@ -210,25 +241,27 @@ class _Sources:
                     return
         else:
             if variables.is_outer:
-                yield variable_path(variables.frame.f_code, name, steps, number)
+                yield variable_path(variables.frame.f_code, name, steps, number), _same
             yield from self._assigned(depth, name, steps, number)
 
     def _global(
         self, variables: _Variables, name: str, steps: Steps, number: Any
-    ) -> Iterator[HeldNumber]:
+    ) -> Iterator[tuple[HeldNumber, Derive]]:
         values = variables.frame.f_globals
         module = sys.modules.get(str(values.get("__name__")))
         if module is not None and vars(module) is values:
             held = object_path(module, (("attribute", name), *steps), number)
             if held is not None:
-                yield held
+                yield held, _same
             return
         for other in self._stack:  # a script that ``runpy`` runs is no module
             if other.local is values or other.frame.f_locals is values:
-                yield variable_path(other.frame.f_code, name, steps, number)
+                yield variable_path(other.frame.f_code, name, steps, number), _same
                 return
 
-    def _assigned(self, depth: int, name: str, steps: Steps, number: Any) -> Iterator[HeldNumber]:
+    def _assigned(
+        self, depth: int, name: str, steps: Steps, number: Any
+    ) -> Iterator[tuple[HeldNumber, Derive]]:
         """Follow what was assigned to a variable, or passed for a parameter, if it is equal."""
         frame = self._stack[depth].frame
         function = _function_of(frame.f_code)
@@ -265,7 +298,7 @@ def _numbers_in(
 
 def _numeric_parts(node: ast.AST, variables: _Variables) -> Iterator[tuple[ast.AST, Any]]:
     """Yield the largest parts of an expression that are numbers and no constants."""
-    if isinstance(node, (ast.Constant, ast.Lambda)):
+    if isinstance(node, (ast.Constant, ast.Lambda, ast.Compare)):
         return
     value = variables.value(node) if isinstance(node, ast.expr) else MISSING
     if type(value) in NUMBERS:
@@ -273,6 +306,24 @@ def _numeric_parts(node: ast.AST, variables: _Variables) -> Iterator[tuple[ast.A
         return
     for child in ast.iter_child_nodes(node):
         yield from _numeric_parts(child, variables)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _composed(outer: Derive, inner: Derive, value: Any) -> Any:
+    return outer(inner(value))
+
+
+def _is_compiled(user_frame: FrameType) -> bool:
+    """Return whether the user's frame called what torch.compile made: its calls are not ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not user_frame:
+        if str(frame.f_globals.get("__name__")).startswith("torch._inductor"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _computed(function: Callable[..., Any] | None, values: Iterable[Any]) -> Any:

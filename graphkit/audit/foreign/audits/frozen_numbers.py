@@ -16,7 +16,7 @@ from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import CapturedNumber, is_same
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
-from graphkit.audit.foreign.audits.held_numbers import NUMBERS, running_frames
+from graphkit.audit.foreign.audits.held_numbers import MISSING, NUMBERS, running_frames
 from graphkit.graphs.tracked_objects import find_referrers
 from graphkit.records import count_of
 from graphkit.runners.known_memory import is_a, own_attributes
@@ -43,7 +43,9 @@ def check_numbers(
     changed: dict[tuple[Any, ...], list[tuple[CapturedNumber, Any]]] = {}
     for number in followed.numbers:
         before, now = number.held.before, number.held.now(frames)
-        if is_same(before, now) or _has_other_graph(followed, graphs, number, now):
+        derived = number.derive(now) if type(now) in NUMBERS else MISSING
+        is_used = type(derived) not in NUMBERS or derived != number.value
+        if is_same(before, now) or not is_used or _has_other_graph(followed, graphs, number, now):
             continue
         if {before, number.value}.isdisjoint(keys.of(followed)):
             use = number.node, number.op, number.argument, number.source

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import Check
@@ -252,7 +253,9 @@ class ProgramAudit:
         device, known = self.current_device(), registration_of(graph)
         limits = Limits(self._options.seconds, self._options.megabytes << 20)
         stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits, known)
-        problem = ""
+        problem, audits = "", list[tuple[str, str]]()
+        with suppress(Exception):
+            audits = list(registered_checks(known)) if known is not None else audits
 
         def checked(audit: Audit, run: Callable[[Check], None]) -> None:
             with self.results.check(audit, followed.name) as check:
@@ -276,10 +279,10 @@ class ProgramAudit:
                     checked(Audit.POOL_POISON, lambda _check: stale.begin())
                 if not is_failed and not problem:
                     # A graph with another number differs from its body for that reason.
-                    for name, method in registered_checks(known) if known else ():
+                    for name, method in audits:
                         if not (is_changed and name == Audit.SHADOW):
-                            registered = stale.registered()
-                            checked(Audit(name), getattr(registered, method))
+                            run = partial(_run_registered, stale, method)
+                            checked(Audit(name), run)
                     checked(Audit.POOL_POISON, stale.search)
                 with self.results.check(Audit.POOL_POISON, followed.name) as check:
                     stale.restore(check)
@@ -341,6 +344,10 @@ class ProgramAudit:
         if any(followed.replays for followed in self._graphs):
             self._note_fault("a replay or other work failed, it is not known which")
         self.results.end()
+
+
+def _run_registered(stale: ForeignGraph, method: str, check: Check) -> None:
+    getattr(stale.registered(), method)(check)
 
 
 class FollowedCapture(CaptureObserver):

@@ -124,6 +124,16 @@ def program():
     graph.replay()
 """,
 }
+CASES["a length that is padded to another size"] = """
+def program():
+    engine = Engine(length=3)
+    def step():
+        size = -(-engine.length // 4) * 4
+        out[:, :size].mul_(2)
+    graph = engine.capture(step)
+    for engine.length in (4, 5):
+        graph.replay()
+"""
 SOUND = {
     "a number that no operation gets": """
 def program():
@@ -202,6 +212,26 @@ def program():
         graph.replay()
         engine.position += 1
         position.add_(1)
+""",
+    "a number that is padded to the same size": """
+def program():
+    engine = Engine(length=3)
+    def step():
+        size = -(-engine.length // 4) * 4
+        out[:, :size].mul_(2)
+    graph = engine.capture(step)
+    for engine.length in (2, 4):
+        graph.replay()
+""",
+    "a number that decides a branch at the call": """
+def program():
+    engine = Engine(number=0)
+    def step(x, is_wide):
+        return x.sum(0, keepdim=True) if is_wide else x
+    graph = engine.capture(lambda: step(x, engine.number % 2 == 0))
+    for _ in range(3):
+        engine.number += 2
+        graph.replay()
 """,
     "a capture after each change": """
 def program():
