@@ -21,7 +21,7 @@ from graphkit.audit.foreign.adapters.transformers import plug_in_if_imported
 from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
-from graphkit.audit.foreign.audits.checked_memory import Limits
+from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked
 from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
 from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
 from graphkit.audit.foreign.audits.followed_graph import (
@@ -37,7 +37,7 @@ from graphkit.audit.foreign.audits.frozen_numbers import (
     check_numbers,
 )
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
-from graphkit.audit.foreign.audits.process_report import ProcessReport, failure_text
+from graphkit.audit.foreign.audits.process_report import ProcessReport
 from graphkit.audit.foreign.audits.rank_keys import RankKeys
 from graphkit.audit.foreign.audits.registered_graph import check_dispatch, registered_checks
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
@@ -253,39 +253,24 @@ class ProgramAudit:
         device, known = self.current_device(), registration_of(graph)
         limits = Limits(self._options.seconds, self._options.megabytes << 20)
         stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits, known)
-        problem, audits = "", list[tuple[str, str]]()
-        with suppress(Exception):
-            audits = list(registered_checks(known)) if known is not None else audits
 
-        def checked(audit: Audit, run: Callable[[Check], None]) -> None:
+        def is_checked(audit: Audit, run: Callable[[Check], None]) -> bool:
             with self.results.check(audit, followed.name) as check:
-                try:
-                    run(check)
-                except Exception as error:
-                    check.text = NOT_CHECKED + failure_text(error)
-                    nonlocal problem
-                    problem = problem or check.text
+                run(check)
+            return not check.text.startswith(NOT_CHECKED)
 
         try:
-            checked(Audit.POOL_POISON, lambda _check: stale.prepare())
+            is_prepared = is_checked(Audit.POOL_POISON, lambda _check: stale.prepare())
             replay(graph)
-            if not problem:
-                # ``prepare`` has waited for all earlier work.
-                is_failed = self._note_fault(f"replay {followed.replays} failed", followed)
-                failure = NOT_CHECKED + "the replay failed"
-                with self.results.check(Audit.POOL_POISON, followed.name) as check:
-                    check.text = failure if is_failed else ""
-                if not is_failed:
-                    checked(Audit.POOL_POISON, lambda _check: stale.begin())
-                if not is_failed and not problem:
-                    # A graph with another number differs from its body for that reason.
-                    for name, method in audits:
-                        if not (is_changed and name == Audit.SHADOW):
-                            run = partial(_run_registered, stale, method)
-                            checked(Audit(name), run)
-                    checked(Audit.POOL_POISON, stale.search)
-                with self.results.check(Audit.POOL_POISON, followed.name) as check:
-                    stale.restore(check)
+            # ``prepare`` has waited for all earlier work.
+            if is_prepared and is_checked(Audit.POOL_POISON, self._refuse_failed(followed)):
+                if is_checked(Audit.POOL_POISON, lambda _check: stale.begin()):
+                    for audit, method in registered_checks(known) if known else ():
+                        # A graph with another number differs from its body for that reason.
+                        if not (is_changed and audit is Audit.SHADOW):
+                            is_checked(audit, partial(_run_registered, stale, method))
+                    is_checked(Audit.POOL_POISON, stale.search)
+                is_checked(Audit.POOL_POISON, stale.restore)
         finally:
             with suppress(Exception):
                 stale.close()
@@ -293,6 +278,13 @@ class ProgramAudit:
             with self.results.check(Audit.LAUNCH) as check:
                 used = count_of(device.num_streams(), "stream")
                 check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
+
+    def _refuse_failed(self, followed: FollowedGraph) -> Callable[[Check], None]:
+        def refuse(_check: Check) -> None:
+            if self._note_fault(f"replay {followed.replays} failed", followed):
+                raise NotChecked("the replay failed")
+
+        return refuse
 
     def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
         with self.results.check(Audit.FAULT, followed.name) as check:

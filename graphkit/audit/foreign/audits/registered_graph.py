@@ -19,6 +19,7 @@ from graphkit.audit.runs.live_rows import RowPlaces, matched_rows
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.source_lines import node_line
 from graphkit.records import Mismatch, count_of
+from graphkit.records.audit import Audit
 from graphkit.runners.comparison import Rounding, first_difference
 from graphkit.runners.comparison.differences import Tensors, even_owner
 from graphkit.runners.comparison.step_comparison import judge_graph
@@ -322,9 +323,9 @@ def _first_row(row: torch.Tensor) -> torch.Tensor:
     return row.clone() * _FLOAT_SCALE if row.is_floating_point() else row.clone()
 
 
-def registered_checks(known: Registration) -> Iterator[tuple[str, str]]:
+def registered_checks(known: Registration) -> Iterator[tuple[Audit, str]]:
     """Yield the audits that need repeated replays, with the method that runs each."""
-    if known.body is not None and named_outputs(known.outputs):
-        yield "shadow", "check_shadow"
-    if known.inputs and known.live_rows is not None and named_outputs(known.outputs):
-        yield "pads", "check_pads"
+    if known.outputs is not None and known.body is not None:
+        yield Audit.SHADOW, "check_shadow"
+    if known.outputs is not None and known.inputs and known.live_rows is not None:
+        yield Audit.PADS, "check_pads"
