@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from graphkit.graphs import CapturedGraph
 from graphkit.records import Node
-from graphkit.runners.ranks import RunnerGroup
+
+if TYPE_CHECKING:
+    from graphkit.runners.ranks import RunnerGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphkit.errors import ReplayError, SizeError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, SizeTable, backend_for
-from graphkit.records import CaptureRecord, GraphRecord, MemoryEstimate, ModeRecord
+from graphkit.records import CaptureRecord, GraphRecord, ModeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.capture_checks import FrozenValue, FrozenValues
 from graphkit.runners.dispatch import Dispatch
@@ -24,6 +24,7 @@ from graphkit.runners.settings import check_callable
 from graphkit.runners.step import Step
 
 if TYPE_CHECKING:
+    from graphkit.records import MemoryEstimate
     from graphkit.runners.ranks import RunnerGroup
 
 OutputT = TypeVar("OutputT", bound=Output)

@@ -22,7 +22,6 @@ from graphkit.runners.capture import SizeCapture, close_graphs, mode_record
 from graphkit.runners.capture_checks import check_attention, host_objects
 from graphkit.runners.captured_graphs import _CapturedGraphs
 from graphkit.runners.dispatch import Decision, Dispatch
-from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import NO_REPLAYS
 from graphkit.runners.sample_batch import sample_batch
@@ -41,6 +40,7 @@ from graphkit.runners.staged import StagedBatch, stage
 from graphkit.spec import ForwardMode, SpecConfig
 
 if TYPE_CHECKING:
+    from graphkit.runners.observe import ObservedReplay
     from graphkit.runners.ranks import AgreedSize, RunnerGroup
     from graphkit.runners.replay_consensus import ReplayConsensus
 
@@ -492,6 +492,8 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
         """
         replayer = self._require_captured("observe")
         check_callable("observer", observer)
+        from graphkit.runners.observe import observed
+
         return observed(replayer, observer)
 
     @contextmanager

@@ -24,7 +24,6 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs.capture_state import DISPATCH_MODES
-from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.operations import Operand, OpOverload, operands_in
 from graphkit.graphs.pool_memory import Allocation, new_allocations
@@ -112,6 +111,8 @@ class Attribution:
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
+        from graphkit.graphs.driver import captured_node_counter
+
         self._exits.enter_context(self.attributing(captured_node_counter()))
         return self
 

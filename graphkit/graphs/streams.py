@@ -22,8 +22,6 @@ import logging
 
 import torch
 
-from graphkit.graphs.driver import checked, runtime
-
 logger = logging.getLogger(__name__)
 ONE_STREAM_ADVICE = (
     "run eager steps on one stream: kernels on a second one slow an H200's replays by 8 to 18 %"
@@ -93,7 +91,11 @@ def restore_fast_replays(device: torch.device) -> None:
     Raises:
         DeviceError: An earlier asynchronous call of the process failed.
     """
-    if device.type != "cuda" or runtime() is None:
+    if device.type != "cuda":
+        return
+    from graphkit.graphs.driver import checked, runtime
+
+    if runtime() is None:
         return
     from cuda.bindings import driver
 

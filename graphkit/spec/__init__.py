@@ -1,26 +1,5 @@
 """Forward modes, algorithms and their widths. Needs no torch to import."""
 
-from graphkit.spec.algorithms import (
-    Algorithm,
-    CustomSpecAlgorithm,
-    SpecAlgorithm,
-    algorithm_names,
-    get_algorithm,
-    register_algorithm,
-)
-from graphkit.spec.config import Plan, SpecConfig
-from graphkit.spec.future_map import FutureMap
-from graphkit.spec.modes import ForwardMode
+from graphkit.lazy_names import public_names
 
-__all__ = [
-    "Algorithm",
-    "CustomSpecAlgorithm",
-    "ForwardMode",
-    "FutureMap",
-    "Plan",
-    "SpecAlgorithm",
-    "SpecConfig",
-    "algorithm_names",
-    "get_algorithm",
-    "register_algorithm",
-]
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, short_repr
-from graphkit.spec.future_map import FutureMap
 from graphkit.spec.signatures import call_override, signature_mismatch
 
 if TYPE_CHECKING:
     import torch
+
+    from graphkit.spec.future_map import FutureMap
 
 
 class _AlgorithmInterface:
@@ -61,6 +62,8 @@ class _AlgorithmInterface:
 
         Arguments and errors are those of ``FutureMap``.
         """
+        from graphkit.spec.future_map import FutureMap
+
         return FutureMap(max_running_requests, chunked_prefill_size, context_len, device, self)
 
 

@@ -14,11 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from graphkit.buffers import Axis, StepInputs, declare, fields_of
+from graphkit.buffers import (
+    Axis,
+    DraftInputs,
+    MultiLayerDraftExtendInputs,
+    StepInputs,
+    TargetVerifyInputs,
+    declare,
+    fields_of,
+)
 from graphkit.errors import ConfigError, InputError, short_repr
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import count_of
-from graphkit.runners import RUNNERS, StagedBatch
+from graphkit.runners import StagedBatch
 
 
 class Arguments:
@@ -336,6 +344,6 @@ def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 def _reserved() -> set[str]:
     """Return the names that fields must not have: tools know the fields of modes by name."""
-    modes = (fields_of(kind.inputs_type) for kind in RUNNERS.values())
-    known = {field.name for declared in modes for field in declared}
+    modes = TargetVerifyInputs, DraftInputs, MultiLayerDraftExtendInputs
+    known = {field.name for inputs in modes for field in fields_of(inputs)}
     return {*known, *dir(StepInputs), *dir(StagedBatch)}

@@ -14,7 +14,6 @@ from graphkit.config import BufferSizes
 from graphkit.errors import TargetError, short_repr
 from graphkit.runners import RUNNERS
 from graphkit.runners.capture_checks import RecurrentStates
-from graphkit.runners.ranks import RunnerGroup
 from graphkit.spec import ForwardMode, SpecConfig
 
 _Types = type | tuple[type, ...]
@@ -34,7 +33,6 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         "tensors by name, a function that returns them, or None",
     ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
-    "group": ((NoneType, RunnerGroup), "a graphkit.RankGroup, or None"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
     "engine": (
         (NoneType, Callable),  # type: ignore[dict-item]
@@ -72,6 +70,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     whose = f"target {short_repr(arguments['name'])}"
     for name, (types, expected) in _TYPES.items():
         _check_type(whose, name, arguments[name], types, expected)
+    if (group := arguments["group"]) is not None:
+        from graphkit.runners.ranks import RunnerGroup  # a target of one process needs none of it
+
+        _check_type(whose, "group", group, RunnerGroup, "a graphkit.RankGroup, or None")
     _check_forwards(whose, arguments["forwards"], arguments["served_modes"] or ())
     if arguments["engine"] is not None and ForwardMode.STEP in arguments["forwards"]:
         raise TargetError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,9 +16,11 @@ from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.runners.capture_checks import RecurrentStates
-from graphkit.runners.ranks import RunnerGroup
 from graphkit.runners.targets.argument_checks import check_arguments, has_runner
 from graphkit.spec import ForwardMode, SpecConfig
+
+if TYPE_CHECKING:
+    from graphkit.runners.ranks import RunnerGroup
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")

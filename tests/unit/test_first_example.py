@@ -23,11 +23,8 @@ print(json.dumps(files))
 """
 
 
-@pytest.mark.parametrize(
-    ("call", "most_files", "most_lines"),
-    [("runner.replay(", 95, 15_000), ("gk.capture(", 115, 18_000)],
-)
-def test_an_example_executes_few_files_and_lines(call, most_files, most_lines):
+@pytest.mark.parametrize("call", ["runner.replay(", "gk.capture("])
+def test_an_example_executes_few_files_and_lines(call):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = "import torch, graphkit as gk\n" + next(block for block in blocks if call in block)
     done = subprocess.run(
@@ -36,7 +33,7 @@ def test_an_example_executes_few_files_and_lines(call, most_files, most_lines):
     )  # fmt: skip
     files = json.loads(done.stdout.splitlines()[-1])
     assert {"graphkit.runners.replayer", "graphkit.graphs.recorder"} <= files.keys()
-    assert len(files) <= most_files
-    assert sum(files.values()) <= most_lines
+    assert len(files) <= 110
+    assert sum(files.values()) <= 16_000
     rooms = {name.split(".")[1] for name in files if "." in name}
     assert not rooms & {"cli", "distributed", "engine", "models", "testing", "views"}
