@@ -78,7 +78,7 @@ class WeightBytes:
     Attributes:
         verify: Read by the target, once.
         drafts: Read by all draft steps together; each reads its layer and its head. A block of
-            DFLASH is one forward.
+            DFLASH is one forward; each draft of DSPARK reads the Markov head.
     """
 
     verify: int
@@ -126,15 +126,16 @@ def _draft_bytes(draft: nn.Module | None, head: int, num_steps: int) -> int:
         head: Bytes of the target's output head.
         num_steps: Number of draft steps.
     """
+    shared = 0 if hasattr(draft, "lm_head") else head
     match draft:
         case None:
             return 0
         case MtpHead():
             return sum(_bytes_read(layer) + head for layer in draft.chain[:num_steps])
         case DFlashHead():
-            return _bytes_read(draft) + head
+            bias = 0 if draft.markov_head is None else _bytes_read(draft.markov_head)
+            return _bytes_read(draft) + shared + (num_steps - 1) * bias
         case EagleHead() | Eagle3Head():
-            shared = 0 if hasattr(draft, "lm_head") else head
             # EAGLE3 merges the target's features once
             once = _bytes_read(draft.fc) if isinstance(draft, Eagle3Head) else 0
             return num_steps * (_bytes_read(draft) - once + shared) + once

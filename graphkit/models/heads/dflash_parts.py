@@ -130,8 +130,8 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, vocab_size: int, rank: int, top_k: int, hidden_size: int) -> None:
         super().__init__()
-        self.predecessor_codebook = nn.Parameter(torch.empty(vocab_size, rank))
-        self.successor_codebook = nn.Parameter(torch.empty(vocab_size, rank))
+        self.predecessor_codebook = nn.Embedding(vocab_size, rank)
+        self.successor_codebook = nn.Embedding(vocab_size, rank)
         self.hidden_projection = Linear(hidden_size, rank, bias=False)
         self.top_k = top_k
 
@@ -140,8 +140,8 @@ class CandidateSelector(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return the scores of the candidates, and the lowest number for other tokens."""
         logits_BC, candidates_BC = logits_BV.topk(self.top_k)
-        key_BR = self.predecessor_codebook[previous_B] * self.hidden_projection(hidden_BH)
-        edges_BC = (self.successor_codebook[candidates_BC] @ key_BR[..., None])[..., 0]
+        key_BR = self.predecessor_codebook(previous_B) * self.hidden_projection(hidden_BH)
+        edges_BC = (self.successor_codebook(candidates_BC) @ key_BR[..., None])[..., 0]
         lowest_BV = torch.full_like(logits_BV, torch.finfo(logits_BV.dtype).min)
         return lowest_BV.scatter(1, candidates_BC, logits_BC + edges_BC), None
 

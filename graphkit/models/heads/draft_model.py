@@ -264,9 +264,7 @@ class DFlashDraft(DraftModel):
         ):
             return {}
         rows = inputs.positions
-        ends = rows + 1
-        if not options.is_causal:
-            ends = (inputs.seq_lens + width).repeat_interleave(width)
+        ends = rows + 1 if options.is_causal else (inputs.seq_lens + width).repeat_interleave(width)
         keys = torch.arange(min(most, metadata.max_seqlen_k), device=rows.device)
         keys = (rows - options.window + 1).clamp(min=0)[:, None] + keys
         selected = SelectedKeys(keys.masked_fill(keys >= ends[:, None], -1))

@@ -203,7 +203,7 @@ def is_dflash(data: Mapping[str, object]) -> bool:
 def dflash_name(name: str) -> str:
     """Return the name in the layout of transformers."""
     name = name.removeprefix("model.")
-    return _DFLASH_NAMES.get(name, name).replace("_codebook.weight", "_codebook")
+    return f"{name}.weight" if name.endswith("_codebook") else _DFLASH_NAMES.get(name, name)
 
 
 def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapping[str, object]:

@@ -16,11 +16,13 @@ from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth, step_bound
 from graphkit.engine.step import SpecStepInputs
 from graphkit.models import reference, shapes
 from graphkit.models.heads.config import layer_config
+from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.reference import ALGORITHMS, default_checkpoint
 from graphkit.models.shapes import shape_config
+from small_targets import drafted_llama
 
 
 @contextmanager
@@ -63,6 +65,17 @@ def test_a_step_reads_the_weights_of_its_linear_layers(algorithm, topk):
     # Norms are a thousandth of the weights. An embedding would be two hundredths.
     assert sum(counted) < read.total < 1.005 * sum(counted)
     assert (read.drafts > 0) == bool(drafts)
+
+
+def test_a_dspark_step_reads_its_own_head_once_and_the_markov_head_for_each_draft():
+    block = {"target_layer_ids": (0,), "block_size": 3, "mask_token_id": 3}
+    options = BlockOptions(sample_from_anchor=True, markov_rank=64)
+    plain, biased = (
+        drafted_llama("DFLASH", **block, **more)
+        for more in ({}, {"options": options, "has_head": True})
+    )
+    bias = biased.draft.module.markov_head.markov_w2.weight.nbytes
+    assert WeightBytes.of(biased, 3).drafts == WeightBytes.of(plain, 3).drafts + 3 * bias
 
 
 @pytest.fixture(scope="module")
