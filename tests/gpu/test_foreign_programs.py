@@ -27,6 +27,7 @@ FOUND = {
     "freed input": ("freed memory", "# multiplies"),
     "replaced buffer": ("replaced buffer", "# multiplies"),
     "stale pool read": ("stale pool memory", "# never filled"),
+    "frozen temperature": ("frozen value", "# divides"),
     "dropped pool": ("freed memory", "# multiplies"),
     "weight zeroed in sleep": ("weight differs", ""),
     "index out of range": ("fault", "# selects"),

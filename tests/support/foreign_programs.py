@@ -194,6 +194,15 @@ def read(module, inputs, output):
 model.model.embed_tokens.register_forward_hook(read)  # before the keys and values are written
 """
 
+_TEMPERATURE = """
+state.temperature = 1.0
+
+def divide(module, inputs, output):
+    return output / state.temperature  # divides
+
+model.lm_head.register_forward_hook(divide)
+"""
+
 _INDEX = """
 state.table = torch.zeros(16, 128, device=device)
 state.rows = torch.zeros(1, dtype=torch.int64, device=device)
@@ -240,6 +249,9 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "state.memory.expired() and state.scale.data_ptr() != state.address",
     ),
     "stale pool read": (_STALE, "", "state.has_read"),
+    "frozen temperature": (
+        _TEMPERATURE, "state.temperature = 0.5", "state.temperature != 1.0"
+    ),
     "dropped pool": (
         _POOL, "state.scale = None\ndel pool\ntorch.cuda.empty_cache()", f"not {_MAPPED}"
     ),

@@ -43,7 +43,9 @@ def test_continuous_batching_generates_the_same_texts_twice(printed):
     assert tokens[:3] == tokens[3:]
 
 
-@pytest.mark.parametrize("fault", ["freed input", "replaced buffer", "stale pool read"])
+@pytest.mark.parametrize(
+    "fault", ["freed input", "replaced buffer", "stale pool read", "frozen temperature"]
+)
 def test_a_program_with_a_planted_fault_runs_on_a_cpu(printed, fault):
     *texts, planted = printed(batching(fault))
     assert len(texts) == 2

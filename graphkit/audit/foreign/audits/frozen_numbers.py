@@ -47,7 +47,8 @@ def check_numbers(
         is_used = type(derived) not in NUMBERS or derived != number.value
         if is_same(before, now) or not is_used or _has_other_graph(followed, graphs, number, now):
             continue
-        if {before, number.value}.isdisjoint(keys.of(followed)):
+        in_key = {(type(one), one) for one in keys.of(followed)}  # 1.0 is not the 1 of a size
+        if in_key.isdisjoint((type(one), one) for one in (before, number.value)):
             use = number.node, number.op, number.argument, number.source
             changed.setdefault(use, []).append((number, now))
     for (number, now), *others in changed.values():

@@ -134,6 +134,14 @@ def program():
     for engine.length in (4, 5):
         graph.replay()
 """
+CASES["a float beside an equal size in the key"] = """
+def program():
+    engine = Engine(temperature=1.0)
+    graph = engine.graphs[1] = engine.capture(lambda: out.copy_(x / engine.temperature))
+    graph.replay()
+    engine.temperature = 0.5
+    graph.replay()
+"""
 SOUND = {
     "a number that no operation gets": """
 def program():
@@ -268,7 +276,7 @@ def test_a_frozen_number_is_found_with_its_line(findings, case):
     assert (found.kind, found.severity) == ("frozen value", "error")
     lines = (PREAMBLE + CASES[case]).splitlines()
     number = int(found.source.partition(":")[2].partition(" ")[0])
-    assert any(word in lines[number - 1] for word in ("out", "x *")), found.source
+    assert any(word in lines[number - 1] for word in ("out", "x *", "x /")), found.source
     assert found.before != found.after
     assert found.before in found.text
 
