@@ -260,15 +260,17 @@ def markov(kind, stored, hidden, token, state):
 
 
 @pytest.fixture(scope="module")
-def target():
-    return small_llama(vocab_size=VOCAB, num_hidden_layers=4, max_position_embeddings=CONTEXT)
+def target(device):
+    return small_llama(
+        device=device, vocab_size=VOCAB, num_hidden_layers=4, max_position_embeddings=CONTEXT
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_texts_and_accept_lengths_are_those_of_plain_loops(case, target, tmp_path):
     config = CASES[case]
-    stored = write(tmp_path, config)
+    stored = {name: each.to(target.device) for name, each in write(tmp_path, config).items()}
     head = load_dflash_head(tmp_path, head_sources(target.model, target.layout))
     loaded = with_draft(target, DFlashDraft(head))
     width = BLOCK + head.options.sample_from_anchor
@@ -281,7 +283,8 @@ def test_texts_and_accept_lengths_are_those_of_plain_loops(case, target, tmp_pat
         texts = [[*r.prompt_ids, *r.output_ids] for r in engine.generate(PROMPTS, sampling)]
 
     def drafts(known):
-        return reference(config, stored, loaded, torch.tensor(known), len(known) - 1)
+        with torch.device(target.device):
+            return reference(config, stored, loaded, torch.tensor(known), len(known) - 1)
 
     expected = [
         accept_lengths(drafts, text, len(prompt), NEW_TOKENS)
