@@ -22,6 +22,7 @@ from graphkit import models
 from graphkit.audit.live_tensors import _storages
 from graphkit.engine.attention import TritonAttention
 from graphkit.errors import TargetError
+from graphkit.models import pools
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.norms import DeferredProduct
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
@@ -44,7 +45,7 @@ def verify_nodes(target):
 @pytest.mark.parametrize("kind", DENSE_KINDS)
 def test_a_step_has_few_nodes_per_layer(kind, tmp_path, monkeypatch):
     # One op per layer, as on CUDA, so that the nodes of attention do not hide others.
-    monkeypatch.setattr(models.pools, "SdpaAttention", TritonAttention)
+    monkeypatch.setattr(pools, "SdpaAttention", TritonAttention)
     small_model(kind).save_pretrained(tmp_path)
     fused = verify_nodes(models.load(tmp_path, device="cpu").target(max_batch_size=2))
     per_layer = Counter(node.op for node in fused if "layers.1." in node.module)
@@ -60,7 +61,7 @@ def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkey
     model.save_pretrained(tmp_path)
     found = []
     for attention in (TritonAttention, TwoOps):
-        monkeypatch.setattr(models.pools, "SdpaAttention", attention)
+        monkeypatch.setattr(pools, "SdpaAttention", attention)
         target = models.load(tmp_path, device="cpu").target(max_batch_size=2)
         with target.runner(MODE, device="cpu", batch_sizes=[2]) as runner:
             runner.capture()

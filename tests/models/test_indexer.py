@@ -14,6 +14,7 @@ import graphkit as gk
 from graphkit import models
 from graphkit.audit.kit.attention_batch import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
+from graphkit.models import pools, running
 from graphkit.models.heads.draft_model import MtpDraft
 from graphkit.models.prepare import PooledIndexer
 from mtp_folders import save_with_mtp
@@ -62,7 +63,7 @@ def test_a_wrong_selection_is_refused(monkeypatch, dtype):
     def earliest(*args, **kwargs):
         positions = select(*args, **kwargs).positions
         number = positions.shape[1] - 1 - torch.arange(positions.shape[1])
-        return models.running.SelectedKeys(torch.where(positions >= 0, number, -1))
+        return running.SelectedKeys(torch.where(positions >= 0, number, -1))
 
     monkeypatch.setattr(PooledIndexer, "__call__", earliest)
     with pytest.raises(ConfigError, match="other logits through graphkit"):
@@ -71,13 +72,13 @@ def test_a_wrong_selection_is_refused(monkeypatch, dtype):
 
 def test_each_row_attends_to_as_many_keys_as_the_model_selects(shared, monkeypatch):
     seen = []
-    attend = models.pools.LayerGroupAttention.attend
+    attend = pools.LayerGroupAttention.attend
 
     def noting(self, layer, call, *others):
         seen.append((call.selected.positions >= 0).sum(1).tolist())
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(models.pools.LayerGroupAttention, "attend", noting)
+    monkeypatch.setattr(pools.LayerGroupAttention, "attend", noting)
     with shared.engine(algorithm="NONE", max_batch_size=1, max_context_len=64) as engine:
         engine.generate([PROMPT[:12]], gk.SamplingParams(max_new_tokens=2))
     assert seen[:3] == [[min(row + 1, WINDOW) for row in range(12)]] * 3
@@ -126,7 +127,7 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
     head, rows = loaded.draft.module, 2 * WINDOW
     table = gk.ReqToTokenPool(1, rows, "cpu")
     table.req_to_token[1] = torch.arange(rows) + 1
-    attention = models.pools.LayerGroupAttention(
+    attention = pools.LayerGroupAttention(
         table, head.layout.attention, 1, torch.float32, head.layout.indexers
     )
     one = torch.ones(1, dtype=torch.int64)
@@ -149,8 +150,8 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
         )
         output = MtpDraft(head).layer_forward(number, attention)(inputs)
         torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
-    pools = attention.kv_pool.tensors().items()
-    assert [bool(keys.any()) for name, keys in pools if "index_k" in name] == [True, True]
+    buffers = attention.kv_pool.tensors().items()
+    assert [bool(keys.any()) for name, keys in buffers if "index_k" in name] == [True, True]
 
 
 def test_the_model_itself_runs_inside_a_forward_alone():

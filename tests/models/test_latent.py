@@ -9,6 +9,7 @@ pytest.importorskip("graphkit.models")
 
 import graphkit as gk
 from graphkit import models
+from graphkit.models import pools
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], list(range(30, 42))]
@@ -39,13 +40,13 @@ def test_latents_are_kept_instead_of_keys_and_values():
 def test_one_row_of_a_layer_is_expanded(monkeypatch):
     loaded = models.load(small_model("deepseek_v3"), device="cpu")
     calls = []
-    attend = models.pools.LayerGroupAttention.attend
+    attend = pools.LayerGroupAttention.attend
 
     def noting(self, layer, call, *others):
         calls.append((call.query.shape[2], call.key.shape[2], call.latents.latents.shape[2]))
         return attend(self, layer, call, *others)
 
-    monkeypatch.setattr(models.pools.LayerGroupAttention, "attend", noting)
+    monkeypatch.setattr(pools.LayerGroupAttention, "attend", noting)
     texts(loaded.engine(algorithm="NONE", max_batch_size=2, max_context_len=32))
     assert calls[0] == (21, 1, 21)
     assert all(expanded == 1 for _, expanded, _ in calls)
@@ -67,7 +68,7 @@ def test_expanded_rows_attend_as_latents_do(monkeypatch):
     loaded = models.load(small_model("deepseek_v3"), device="cpu")
     sizes = {"max_batch_size": 2, "max_context_len": 32}
     expected = texts(loaded.engine(**sizes))
-    monkeypatch.setattr(models.pools.MLATokenToKVPool, "dtypes", ())
+    monkeypatch.setattr(pools.MLATokenToKVPool, "dtypes", ())
     assert rows_of(loaded.target()) == {((4, 24), torch.float32)}
     assert texts(loaded.engine(page_size=4, **sizes)) == expected
 

@@ -16,6 +16,7 @@ from checkpoint_folders import write_checkpoint
 from graphkit import models
 from graphkit.engine.attention import SdpaAttention
 from graphkit.errors import AttentionError, CheckpointError, ConfigError
+from graphkit.models import cache
 from small_models import KINDS, needs_recurrent, small_model
 
 
@@ -87,7 +88,7 @@ def test_a_dropped_scaling_is_found_at_load(monkeypatch):
 def test_chunks_and_scales_by_position_are_checked_at_load(monkeypatch):
     layout = models.load(small_model("llama4_text"), device="cpu").layout
     assert [bool(layer.length_argument) for layer in layout.attention] == [False, True]
-    monkeypatch.setattr(models.cache.PastLength, "get_seq_length", lambda *_: 0)
+    monkeypatch.setattr(cache.PastLength, "get_seq_length", lambda *_: 0)
     with pytest.raises(ConfigError, match="computes other logits through graphkit"):
         models.load(small_model("llama4_text"), device="cpu")
 
