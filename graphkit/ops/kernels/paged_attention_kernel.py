@@ -2,12 +2,17 @@
 
 One program handles a tile of one request's query rows for one key-value head, and one split of that
 request's keys. A tile holds the W rows of all query heads that share the key-value head, if they
-fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first blocks do not depend
-on the request's length: the program loads their pages and the length together. With more than one
-split each program stores its normalised partial result and the log of its weight, and a second
-kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the rows
-that no request has, so that no further launch has to clear them. With a mask every request has W
-rows, and cu_seqlens_q is not read.
+fit. The unused lanes of requests with fewer than W rows write zeros into the rows that no request
+has, so that no further launch has to clear them. With a mask every request has W rows, and
+cu_seqlens_q is not read.
+
+The bits of a row do not depend on the launch. Keys are divided into segments by their position
+(``segment_at``), and segments into blocks. The softmax of a segment is computed block by block, and
+segments are joined in order (``joined``): in registers if a program has all keys of its rows, and
+by a second kernel if they are split, whose programs store each of their segments. Weights are added
+up by a product with ones, since the order of a sum over the lanes of a tile depends on the tile. A
+compiler that fuses multiplications and additions as it likes would do so in some variants of a
+kernel only: kernels are launched with ``enable_fp_fusion=False``.
 
 If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
 then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
@@ -27,7 +32,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import KEPT_IN_L2, offset_after_wait
+from graphkit.ops.kernels.launch import KEPT_IN_L2, offset_after_wait, wait_for_kernel_before
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -94,6 +99,49 @@ def _scaled_to_float16(q):
 
 
 @triton.jit
+def segment_at(position):
+    """Return the number of the segment of a position, which is less than 2**24.
+
+    Segments have 256 keys before position 4096. From there on, each power of two begins eight
+    segments of twice the length of those before.
+    """
+    exponent = (position.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    level = tl.maximum(exponent - 11, 0)
+    return 8 * level + (position >> (8 + level))
+
+
+@triton.jit
+def segment_begin(segment):
+    """Return the first position of a segment."""
+    level = tl.maximum(segment // 8 - 1, 0)
+    return (segment - 8 * level) << (8 + level)
+
+
+@triton.jit
+def rescaled(top, new_top):
+    """Return the factor of sums whose scores were relative to a lower maximum."""
+    # Without this, a row that has seen no key yet would compute inf - inf.
+    return tl.exp2(top - tl.where(new_top == float("-inf"), 0.0, new_top))
+
+
+@triton.jit
+def joined(acc, top, total, own_acc, own_top, own_total):
+    """Return the sums of values, the maximum and the sum of weights of two groups of keys."""
+    new_top = tl.maximum(top, own_top)
+    factor, own_factor = rescaled(top, new_top), rescaled(own_top, new_top)
+    acc = tl.fma(acc, factor[:, None], own_acc * own_factor[:, None])
+    return acc, new_top, tl.fma(total, factor, own_total * own_factor)
+
+
+@triton.jit
+def attended(acc, total):
+    """Return the mean of values from their sum and the sum of their weights."""
+    # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
+    divisor = tl.where(total == 0.0, -1.0, total)
+    return tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
+
+
+@triton.jit
 def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
     """Load query rows. Return their even elements, their odd ones, and the factor each row lacks.
 
@@ -115,7 +163,7 @@ def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
     do_not_specialize_on_alignment=["row_tiles"],
 )
 def paged_attention_kernel(
-    out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
+    out, segment_acc, segment_top, segment_total, segment_count, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
     sinks, key_scale_M, value_scale_M, query_token_stride, query_head_stride,
     tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
     KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
@@ -143,15 +191,9 @@ def paged_attention_kernel(
     request = tile // row_tiles
     # There are more programs than requests if there are more rows than the requests can have.
     pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
-    first, step = split * BLOCK_N, splits * BLOCK_N
     # Runs of RUN keys lie in one page each. The page number of a run is loaded once and spread over
     # its keys. In large blocks a load per key is faster: RUN is 1.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
-    if not WINDOW:
-        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
@@ -220,39 +262,53 @@ def paged_attention_kernel(
             keys_begin = tl.maximum(first_begin, 0)
     keys_end = tl.maximum(keys_end, keys_begin)
     open_end = tl.minimum(prefix, keys_end)  # every row sees all keys before
+    # A split has the segments that begin in its even share of the keys.
+    first_segment = length * 0
     if WINDOW:
-        first += keys_begin // RUN * RUN
+        first_segment = segment_at(keys_begin)
+    end_segment = tl.where(keys_end > keys_begin, segment_at(keys_end - 1) + 1, first_segment)
+    segment, stop = first_segment, end_segment
+    if IS_SPLIT:
+        share = tl.cdiv(keys_end - keys_begin, splits)
+        before = keys_begin + split * share - 1  # the last key of the splits before
+        if split > 0:
+            segment = tl.minimum(segment_at(before) + 1, end_segment)
+        if split < splits - 1:
+            stop = tl.minimum(segment_at(before + share) + 1, end_segment)
+        if split == 0:
+            rows_of_tile = token * HEADS + head
+            tl.store(segment_count + rows_of_tile, end_segment - first_segment, mask=is_row)
+    first = tl.maximum(segment_begin(segment), keys_begin // BLOCK_N * BLOCK_N)
+    last = tl.minimum(segment_begin(stop), keys_end)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    # Sums over the keys of a block wait for other warps. Latents leave no registers to delay them.
-    SUMS_LATE: tl.constexpr = not SHARED
-    if SUMS_LATE:
-        late = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if sinks is not None:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        top = tl.where(split == 0, sink, top)
-        total = tl.where(split == 0, 1.0, total)
+    total = tl.zeros([BLOCK_M, 16], tl.float32)  # the same sum in each column
     if IS_PAIRED:
         acc = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
     else:
         acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    if not IS_SPLIT:  # sums over all segments before, the sink first
+        whole_top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        whole_total = tl.zeros([BLOCK_M], tl.float32)
+        whole_acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+        if sinks is not None:
+            whole_top = tl.load(sinks + head).to(tl.float32) * LOG2_E
+            whole_total += 1.0
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
-    if WINDOW:
-        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+    two_pages = _load_pages(pages, first + runs, last, PAGE_SIZE, FOLLOWS_STORE)
+    next_page = _load_pages(pages, first + runs + BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
+    two_pages |= next_page << 32
+    third_page = _load_pages(pages, first + runs + 2 * BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
     # Keys are requested next, before the weights of the next kernel.
     if STARTS_EARLY and not HAS_EARLY_KEYS:
         tl.extra.cuda.gdc_launch_dependents()
     if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
         tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
     waited = 0  # see ``offset_after_wait``
-    paced = tl.where(first + 2 * step < keys_end, first, -1)
-    for start in range(first, keys_end, step):
+    paced = tl.where(first + 2 * BLOCK_N < last, first, -1)
+    for start in range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
         if WINDOW:
@@ -263,7 +319,7 @@ def paged_attention_kernel(
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
-        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+        third_page = _load_pages(pages, run + 3 * BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
 
         own_key = key - prefix
         if MASK_COLUMNS and IS_WORD:
@@ -332,51 +388,95 @@ def paged_attention_kernel(
             scores = tl.where(visible, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # Without this, a row that has seen no key yet would compute inf - inf.
+        # The base of a row that has seen no key yet: without it, it would compute inf - inf.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink
-        if SUMS_LATE:
-            late = late * shrink[:, None] + weights
-        else:
-            total += tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
+        weights = tl.exp2(scores - base[:, None]).to(q.dtype)
+        shrink = rescaled(top, new_top)[:, None]
+        ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q.dtype)
+        total = tl.dot(weights, ones, total * shrink, input_precision=PRECISION)
+        acc = acc * shrink
         if IS_PAIRED:
             v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
-            acc_odd = acc_odd * shrink[:, None]
-            acc_odd = tl.dot(weights.to(tl.float16), v_odd, acc_odd)
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+            acc_odd = tl.dot(weights, v_odd, acc_odd * shrink)
+        acc = tl.dot(weights, v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
+        if (start + BLOCK_N == segment_begin(segment + 1)) | (start + BLOCK_N >= last):
+            own_acc = tl.interleave(acc, acc_odd) if IS_PAIRED else acc
+            own_total = tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, total, 0.0), 1)
+            if IS_SPLIT:
+                # The compiler sees that rows are aligned, and stores 16 bytes at a time.
+                of_segment = (segment - first_segment).to(tl.int64) * tokens * HEADS
+                place = of_segment + token * HEADS + head
+                is_stored = is_row[:, None] & is_dim[None, :]
+                sums = segment_acc + place[:, None] * VALUE_DIM + dim[None, :]
+                tl.store(sums, own_acc, mask=is_stored)
+                tl.store(segment_top + place, top, mask=is_row)
+                tl.store(segment_total + place, own_total, mask=is_row)
+            else:
+                whole_acc, whole_top, whole_total = joined(
+                    whole_acc, whole_top, whole_total, own_acc, top, own_total
+                )
+            segment += 1
+            top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M, 16], tl.float32)
+            acc = tl.zeros_like(acc)
+            if IS_PAIRED:
+                acc_odd = tl.zeros_like(acc_odd)
 
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()  # of programs without keys
-    if SUMS_LATE:
-        total += tl.sum(late, 1)
-    if IS_PAIRED:
-        acc = tl.interleave(acc, acc_odd)
-    # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
-    divisor = tl.where(total == 0.0, -1.0, total)
-    result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
-    if value_scale_M is not None:
-        result *= tl.load(value_scale_M + kv_head)
-    # The compiler sees that rows are aligned, and stores 16 bytes at a time.
-    outs = out + split.to(tl.int64) * tokens * (HEADS * VALUE_DIM)
-    cells = outs + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
-    is_cell = is_row[:, None] & is_dim[None, :]
-    tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
-    if IS_SPLIT:
-        weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
-        own_lse = lse + split.to(tl.int64) * tokens * HEADS
-        tl.store(own_lse + token * HEADS + head, weight_log2, mask=is_row)
+    if not IS_SPLIT:
+        result = attended(whole_acc, whole_total)
+        if value_scale_M is not None:
+            result *= tl.load(value_scale_M + kv_head)
+        cells = out + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
+        is_cell = is_row[:, None] & is_dim[None, :]
+        tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
 
     if rows < width:
         # The requests before this one have request * width - begin unused lanes.
         spare = tl.load(cu_seqlens_q_B1 + requests) + request * width - begin + own_query - rows
         spare = spare.to(tl.int64)
         is_spare = (own_query >= rows) & (own_query < width) & (spare >= 0) & (spare < tokens)
-        cells = outs + (spare[:, None] * HEADS + head[:, None]) * VALUE_DIM
-        is_cell = is_spare[:, None] & is_dim[None, :]
-        tl.store(cells + dim[None, :], 0.0, mask=is_cell)
         if IS_SPLIT:
-            tl.store(own_lse + spare * HEADS + head, float("-inf"), mask=is_spare)
+            if split == 0:
+                tl.store(segment_count + spare * HEADS + head, 0, mask=is_spare)
+        else:
+            cells = out + (spare[:, None] * HEADS + head[:, None]) * VALUE_DIM
+            is_cell = is_spare[:, None] & is_dim[None, :]
+            tl.store(cells + dim[None, :], 0.0, mask=is_cell)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def join_segments_kernel(
+    out, segment_acc, segment_top, segment_total, segment_count, sinks, value_scale_M, rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per BLOCK_R (token, head) rows and BLOCK_D of their dimensions."""
+    wait_for_kernel_before(STARTS_EARLY)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    is_row = row < rows
+    is_dim = (dim < VALUE_DIM)[None, :]
+    count = tl.load(segment_count + row, mask=is_row, other=0)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    top = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    if sinks is not None:
+        top = tl.load(sinks + row % HEADS, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+        total += 1.0
+    place = row
+    for segment in range(0, tl.max(count, 0)):
+        is_segment = segment < count
+        own_top = tl.load(segment_top + place, mask=is_segment, other=float("-inf"))
+        own_total = tl.load(segment_total + place, mask=is_segment, other=0.0)
+        cells = segment_acc + place[:, None] * VALUE_DIM + dim[None, :]
+        own_acc = tl.load(cells, mask=is_segment[:, None] & is_dim, other=0.0)
+        acc, top, total = joined(acc, top, total, own_acc, own_top, own_total)
+        place += rows
+    result = attended(acc, total)
+    if value_scale_M is not None:
+        result *= tl.load(value_scale_M + row % HEADS // GROUP, mask=is_row, other=0.0)[:, None]
+    cells = out + row[:, None] * VALUE_DIM + dim[None, :]
+    tl.store(cells, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_dim)

@@ -448,7 +448,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
     assert seen == {
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
         "embed_and_join_kernel",
-        "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
+        "paged_attention_kernel", "join_segments_kernel", "linear_kernel", "sum_parts_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
         "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
