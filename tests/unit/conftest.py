@@ -188,3 +188,19 @@ def quick_interpreter():
         patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
         yield
         patched.restore()
+
+
+@pytest.fixture
+def products_in_order(monkeypatch):
+    """Let Triton's interpreter add the products of a ``tl.dot`` in order, as tensor cores do.
+
+    The order of BLAS depends on the sizes and on the addresses of both matrices.
+    """
+
+    def multiply(a, b, dtype):
+        total = np.zeros((a.shape[0], b.shape[1]), dtype)
+        for column, row in zip(a.T.astype(dtype), b.astype(dtype), strict=True):
+            total += column[:, None] * row
+        return total
+
+    monkeypatch.setattr(np, "matmul", multiply)

@@ -112,6 +112,7 @@ def compiled(monkeypatch):
     ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
     [
         (torch.bfloat16, 32, 8, 128, 1, {}),
+        (torch.bfloat16, 32, 8, 128, 1, {"columns": 8, "sinks": True}),
         (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 4096, "sinks": True}),
         (torch.float16, 2, 2, 80, 1, {"softcap": 50.0, "window": 128}),
         (torch.float32, 16, 4, 256, 4, {"columns": 20}),
@@ -149,7 +150,8 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         options.get("chunked", False),
     )  # fmt: skip
     OPS["paged_attention"].launch(given, splits)
-    assert compiled == ["paged_attention_kernel", "join_segments_kernel"][: 1 + (splits > 1)]
+    joins = ["join_paths_kernel"] if columns else ["join_segments_kernel"] * (splits > 1)
+    assert compiled == ["paged_attention_kernel", *joins]
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

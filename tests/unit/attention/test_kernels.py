@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
-from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
@@ -327,6 +325,7 @@ def test_attention_of_a_draft_tree(run, make_case, assert_attends, topk, steps):
 @pytest.mark.parametrize(
     "options", [{}, {"window": 300}, {"sinks": True}, {"head_dim": 40, "latent": 32}], ids=str
 )
+@pytest.mark.usefixtures("products_in_order")
 def test_the_bits_of_a_row_do_not_depend_on_the_launch(run, make_case, options):
     """Neither on splits nor on tiles: segments of keys are joined in order."""
     case = make_case([700, 5, 1090], width=3, heads=4, context=1200, **options)
@@ -341,6 +340,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_launch(run, make_case, options):
 
 
 @by(INTERPRETER, CUDA)
+@pytest.mark.usefixtures("products_in_order")
 def test_a_row_has_the_bits_that_it_has_alone(run, make_case):
     case = make_case([600, 270], width=3, heads=4, context=700)
     whole = run(paged_attention, *case.op_args(), launch={"splits": 2})

@@ -189,11 +189,13 @@ class Trees:
     """Requests with trees over a paged pool, and each path as a chain of its own.
 
     Args:
+        run: Of the op.
         seed: Of everything.
         dtype: Of queries, keys and values.
     """
 
-    def __init__(self, seed, dtype):
+    def __init__(self, run, seed, dtype):
+        self._run = run
         generator = torch.Generator().manual_seed(seed)
 
         def choose(*options):
@@ -201,11 +203,15 @@ class Trees:
 
         self.head_dim, self.width, self.page = choose(8, 16, 64), choose(1, 3, 5, 8), choose(1, 4)
         self.kv_heads, group, self.requests = choose(1, 2), choose(1, 2, 3, 4), choose(1, 2, 5)
+        self.is_latent = choose(False, False, run is not CPU)
+        if self.is_latent:
+            self.kv_heads, self.head_dim = 1, self.head_dim + 8
         self.heads, pages = self.kv_heads * group, 800 // self.page
         self.options = {
-            "window": choose(0, 0, 7, 33), "softcap": choose(0.0, 5.0),
+            "window": choose(0, 0, 7, 33, 300), "softcap": choose(0.0, 5.0),
             "sinks_N": choose(None, random(seed, self.heads)),
         }  # fmt: skip
+        self.options["chunked"] = self.options["window"] > 0 and choose(False, True)
         slots = (self.requests * pages + 1) * self.page
         self.caches = [random(seed + n, slots, self.kv_heads, self.head_dim) for n in (1, 2)]
         self.caches = [cache.to(dtype) for cache in self.caches]
@@ -215,7 +221,8 @@ class Trees:
         self.query = self.query.to(dtype)
         most = pages * self.page - self.width
         anywhere = torch.randint(0, most, (self.requests,), generator=generator).tolist()
-        self.prefix = [choose(first, 126, 190, 382) for first in anywhere]  # borders of blocks
+        # Some at the borders of blocks and segments.
+        self.prefix = [choose(first, 126, 190, 254, 382, 511) for first in anywhere]
         self.parents = [
             [-1] + [choose(*range(max(0, node - 3), node)) for node in range(1, self.width)]
             for _ in range(self.requests)
@@ -237,7 +244,9 @@ class Trees:
                 mask[request, node, self.path(request, node)] = True
         lengths = torch.tensor(self.prefix).int() + self.width
         rows = self.query.flatten(0, 1)
-        return self._attend(rows, self.caches, slice(None), lengths, mask).view(self.query.shape)
+        return self._attend(rows, self.caches, slice(None), lengths, mask).unflatten(
+            0, self.query.shape[:2]
+        )
 
     def decoded(self, request, node):
         """Return the row of a node, [N, D], as the only one of a batch, behind its path."""
@@ -256,18 +265,23 @@ class Trees:
     def _attend(self, rows, caches, some, lengths, mask):
         width = self.width if mask is not None else 1
         begins = torch.arange(0, len(rows) + 1, width).int()
-        return paged_attention(
-            rows, *caches, self.table[some], lengths, begins, mask, 0.3, self.page, width,
-            **self.options,
+        keys, values = caches
+        return self._run(
+            paged_attention, rows, keys, keys[..., :-8] if self.is_latent else values,
+            self.table[some], lengths, begins, mask, 0.3, self.page, width, **self.options,
         )  # fmt: skip
 
 
+@by(CPU, INTERPRETER, CUDA)
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_of_a_tree_has_the_bits_of_a_decode_step_on_a_cpu(dtype, threads, with_threads):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("products_in_order")
+def test_a_row_of_a_tree_has_the_bits_of_a_decode_step(run, dtype, threads, with_threads):
+    if run is INTERPRETER and (threads > 1 or dtype == "bfloat16"):
+        pytest.skip("the interpreter has one thread, and multiplies bfloat16 as integers")
     with_threads(threads)
-    for seed in range(12):
-        trees = Trees(seed, DTYPES[dtype])
+    for seed in range({CPU: 12, INTERPRETER: 12, CUDA: 100}[run]):
+        trees = Trees(run, seed, DTYPES[dtype])
         rows = trees.attended()
         for request in range(trees.requests):
             for node in range(trees.width):
