@@ -317,13 +317,16 @@ def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("least", "most"), [(1, 32), (33, 64), (65, 256)])
-def test_rows_of_a_quantised_product_on_cuda(least, most):
-    """Within each range of numbers of rows."""
-    for x, *others in quantized_cases.cases("cuda", [torch.bfloat16], [most], ((6144, 4096),)):
-        whole = quantized_linear(x, *others)
-        for rows in {least, least + 3, (least + most) // 2, most - 1}:
-            assert torch.equal(quantized_linear(x[:rows].flip(0), *others).flip(0), whole[:rows])
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1000, 600)], ids=str
+)
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_rows_of_a_quantised_product_on_cuda(shape, swiglu):
+    for x, *others in quantized_cases.cases("cuda", [torch.bfloat16], [1500], (shape,)):
+        product = partial(call_with, quantized_linear, others, swiglu=swiglu)
+        one = torch.cat([product(row[None]) for row in x[:64]])
+        for rows in (5, 32, 33, 64, 65, 129, 256, 257, 513, 1024, 1025, 1500):
+            assert torch.equal(product(x[:rows].flip(0)).flip(0)[: len(one)], one[:rows]), rows
 
 
 def call_with(op, others, x, **options):
