@@ -96,10 +96,9 @@ def choose_product(
 ) -> Product | None:
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
-    That is for a quantised weight and rows in float64. A weight of 16 bits is multiplied by the
-    kernel where the kernel can start early and its tiles divide the weight. Weights are streamed
-    where ``choose_streamed`` or ``choose_streamed_plain`` finds a way. The parts and the sums of a
-    part do not depend on the rows.
+    That is for float64, and for weights that are not quantised where no kernel starts early.
+    Weights are streamed where ``choose_streamed`` or ``choose_streamed_plain`` finds a way. The
+    parts and the sums of a part do not depend on the rows.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -116,14 +115,19 @@ def choose_product(
     processors, shared_bytes = multiprocessors(device)
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
-        is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
-        if bits > 16 or not (starts_early and is_divided):
+        if dtype == torch.float64 or not starts_early:
             return None
-        if has_warpgroups(device):
+        if dtype == torch.float32:
+            splits = choose_splits(inputs, -(-outputs // TILE), PLAIN_PROGRAMS * processors, bits)
+            tile = min(64, max(16, triton.next_power_of_2(rows)))
+            return TiledProduct(TILE, tile, splits, num_stages=2, early_bytes=0)
+        is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
+        if is_divided and has_warpgroups(device):
             streamed = choose_streamed_plain(rows, inputs, outputs, processors, shared_bytes)
             if streamed is not None:
                 return streamed
-        splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
+        tiles = -(-outputs // PLAIN_TILE)
+        splits = choose_splits(inputs, tiles, PLAIN_PROGRAMS * processors, bits)
         tile = max(16, triton.next_power_of_2(min(rows, FEW_PLAIN_ROWS)))
         stages = 4 if tile <= 32 else 3
         return TiledProduct(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)

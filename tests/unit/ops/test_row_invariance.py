@@ -170,11 +170,20 @@ def test_rows_of_a_product_on_a_cpu(shape, dtype, threads, with_threads):
         assert differing_rows(lambda x, others=others: quantized_linear(x, *others), [x]) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_products_by_heads_on_a_cpu(dtype):
-    weight = random(1, 4, 16, 24).to(DTYPES[dtype])
-    call = lambda rows: multiply_heads(rows.transpose(0, 1), weight).transpose(0, 1)  # noqa: E731
-    assert differing_rows(call, [random(2, ROWS[CPU], 4, 16).to(DTYPES[dtype])]) == []
+@by(CPU, INTERPRETER, CUDA)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 200])
+@pytest.mark.usefixtures("products_in_order")
+def test_rows_of_products_by_heads(run, dtype, size):
+    if run is INTERPRETER and dtype == "bfloat16":
+        pytest.skip("the interpreter multiplies bfloat16 as integers")
+    weight = random(1, 4, 24, size).to(DTYPES[dtype]).transpose(1, 2)
+    call = lambda rows: run(multiply_heads, rows.transpose(0, 1), weight).transpose(0, 1)  # noqa: E731
+    rows = random(2, ROWS[run], 4, size + 8).to(DTYPES[dtype])[..., :size]
+    assert differing_rows(call, [rows]) == []
+    torch.testing.assert_close(
+        call(rows), torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1), rtol=2e-2, atol=1e-2
+    )
 
 
 @pytest.fixture
@@ -302,14 +311,20 @@ def test_candidates_of_a_large_vocabulary(vocab, topk):
     reason="needs programmatic dependent launch, from compute capability 9.0",
 )
 @pytest.mark.parametrize(
-    "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
-)
+    "shape",
+    [
+        (4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096), (8, 4096),
+        (128, 2880), (2880, 2880), (20_002, 2080),
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("may_use_cublas", [False, True])
-def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, dtype, monkeypatch):
     if not may_use_cublas:
         monkeypatch.setattr(plain_kernels, "_cublas_adds_in_order", lambda *_: False)
-    for x, *others in quantized_cases.plain_cases("cuda", [torch.bfloat16], [1500], (shape,)):
+    for x, *others in quantized_cases.plain_cases("cuda", [DTYPES[dtype]], [1500], (shape,)):
         product = partial(call_with, linear, others, swiglu=swiglu)
         one = torch.cat([product(row[None]) for row in x[:64]])
         for rows in (5, 16, 17, 32, 33, 40, 64, 65, 96, 129, 256, 300, 513, 1024, 1500):
