@@ -156,7 +156,8 @@ def _heads_by_kernel(
     (heads, count, inputs), weight = rows.shape, args.weight
     columns = weight.shape[2]
     out = rows.new_empty(heads, count, columns) if out is None else out
-    tile = min(HEAD_TILE, max(16, triton.next_power_of_2(count)))
+    most = HEAD_TILE // 2 if rows.dtype == torch.float32 else HEAD_TILE  # as registers allow
+    tile = min(most, max(16, triton.next_power_of_2(count)))
     grid = triton.cdiv(columns, HEAD_TILE), triton.cdiv(count, tile), heads
     launch(
         multiply_heads_kernel, grid, args, out=out, rows=rows, weight=weight, count=count,
