@@ -44,6 +44,15 @@ def check_result(op: str, args: Any) -> None:
         )
 
 
+def has_row_invariant_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the rows of ``linear`` have the same bits for any number of rows."""
+    if device.type != "cuda":
+        return True
+    from graphkit.ops.kernels.devices import has_dependent_launch  # imports Triton
+
+    return dtype != torch.float64 and has_dependent_launch(device)
+
+
 def multiply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
