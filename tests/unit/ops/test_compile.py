@@ -31,7 +31,7 @@ from graphkit.ops.kernels.push_collectives import (
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
-from graphkit.ops.linear import linear
+from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import argmax_rows
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
@@ -332,6 +332,8 @@ def early_cases():
     yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
     channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
     yield quantized_linear, (rows, *channel)
+    yield quantized_linear, (zeros(300, 512), *channel)
+    yield multiply_heads, (zeros(2, 3, 64), zeros(2, 64, 128))
 
 
 def store_args(dtype):
@@ -442,7 +444,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
         "embed_and_join_kernel",
         "paged_attention_kernel", "join_segments_kernel", "join_paths_kernel", "linear_kernel",
-        "sum_parts_kernel",
+        "sum_parts_kernel", "widen_kernel", "multiply_heads_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
         "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
