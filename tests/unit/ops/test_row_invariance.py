@@ -16,6 +16,7 @@ from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_an
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import linear as plain_kernels
 from graphkit.ops.kernels.devices import has_dependent_launch
+from graphkit.ops.kv_cache import FP8
 from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import top_candidates
 from graphkit.ops.paged_attention import paged_attention
@@ -223,7 +224,8 @@ class Trees:
         self.options["chunked"] = self.options["window"] > 0 and choose(False, True)
         slots = (self.requests * pages + 1) * self.page
         self.caches = [random(seed + n, slots, self.kv_heads, self.head_dim) for n in (1, 2)]
-        self.caches = [cache.to(dtype) for cache in self.caches]
+        is_float8 = dtype != torch.float32 and choose(False, run is not CPU)
+        self.caches = [cache.to(FP8 if is_float8 else dtype) for cache in self.caches]
         numbers = torch.randperm(slots // self.page - 1, generator=generator) + 1
         self.table = numbers.view(self.requests, pages).int()
         self.query = random(seed + 3, self.requests, self.width, self.heads, self.head_dim)
