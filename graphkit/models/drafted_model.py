@@ -21,6 +21,7 @@ from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
 from graphkit.models.tensor_parallel import RankSplit
+from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
 
@@ -281,4 +282,11 @@ class DraftedModel:
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
         forward = TransformersForward(self.model, self.layout, backend, states, aux_layers)
-        return EngineModel(forward, backend, states)
+        is_row_invariant = (
+            backend.is_row_invariant
+            and bool(self.layout.replaced)
+            and not self.layout.torch_products
+            and self.split is None
+            and has_row_invariant_products(self.device, self.model.dtype)
+        )
+        return EngineModel(forward, backend, states, is_row_invariant=is_row_invariant)

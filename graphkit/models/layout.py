@@ -104,6 +104,8 @@ class ModelLayout:
         recurrent: The modules with recurrent states.
         indexers: The modules with index keys.
         replaced: What computes in the place of a module, by the module's name.
+        torch_products: Functions of torch that multiply, by the name of the module that calls them.
+            Rows of such a module may depend on the batch, see ``docs/same_bits.md``.
         norm_sizes: Row sizes of the norms that may compute the sum that they read.
     """
 
@@ -111,6 +113,7 @@ class ModelLayout:
     recurrent: tuple[RecurrentLayer, ...]
     indexers: tuple[IndexLayer, ...] = ()
     replaced: Mapping[str, str] = field(default_factory=dict)
+    torch_products: Mapping[str, str] = field(default_factory=dict)
     norm_sizes: frozenset[int] = frozenset()
 
 

@@ -84,7 +84,8 @@ def load(
         fuse: Whether linear layers of one input become one product, and norms, gated networks and
             the rotation of heads run through graphkit's ops, where both compute the same on random
             inputs, up to rounding. ``layout.replaced`` of the result names these modules, and
-            ``draft.layout.replaced`` those of the draft model.
+            ``layout.torch_products`` modules that still multiply by torch, whose rows may depend on
+            the batch; ``draft.layout`` has those of the draft model.
         check: Whether the logits of the result are compared with those of the model, as
             ``testing.check_wrapper`` does.
         trust_remote_code: Whether Python code in the folders of the model and of the draft model

@@ -113,6 +113,7 @@ class LayerGroupAttention(PooledAttention):
         self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
         # An indexer scores all keys of all rows that the longest request has.
         self.skips_absent_rows = not indexers and self._groups[0].skips_absent_rows
+        self.is_row_invariant = not indexers and self._groups[0].is_row_invariant
 
     def supports(self, mode: ForwardMode) -> bool:
         """Return whether attention knows the mode; see ``AttentionBackend.supports``."""

@@ -1,6 +1,6 @@
 """Products with weights of the dtype of their rows, and the kinds of results of all products.
 
-Dimensions: T rows, K inputs, N outputs, S partial sums.
+Dimensions: T rows, K inputs, N outputs, S partial sums, H heads, C outputs of a head.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.decoder import silu_and_mul
 from graphkit.ops.registration import register_op
 
-_FAST = (torch.bfloat16, torch.float16)
-"""Dtypes that the kernel multiplies."""
+_FAST = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that the kernels multiply."""
 MOST_ROWS_IN_PARTS = 1024
 """Most rows whose partial sums exist at the same time, in float32. More rows are multiplied in
 slices, and their partial sums are reduced."""
@@ -44,6 +44,15 @@ def check_result(op: str, args: Any) -> None:
         )
 
 
+def has_row_invariant_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the rows of ``linear`` have the same bits for any number of rows."""
+    if device.type != "cuda":
+        return True
+    from graphkit.ops.kernels.devices import has_dependent_launch  # imports Triton
+
+    return dtype != torch.float64 and has_dependent_launch(device)
+
+
 def multiply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -66,11 +75,23 @@ def multiply(
     return product.view(*x.shape[:-1], len(weight))
 
 
-def multiply_heads(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return a product for each of N heads, with rows on a CPU padded to ``CPU_TILE``.
+@register_op(differentiable=True)
+def multiply_heads(
+    rows: Annotated[torch.Tensor, "[H, T, K >= 1] floating-point"],
+    weight: Annotated[torch.Tensor, "[H, K, C >= 1] rows.dtype"],
+) -> Annotated[torch.Tensor, "[H, T, C] rows.dtype"]:
+    """Multiply the rows of each head with the weight of the head, as ``torch.bmm`` does.
 
-    Shapes:
-        rows: [N, T, K]. weight: [N, K, C]. Returns [N, T, C].
+    The bits of a row depend on the row alone: on a CPU, and from compute capability 9.0 on. Up to
+    64 rows run by a kernel. More rows run by cuBLAS if that has the same bits, which the first
+    product of a shape compares. One launch, but for that product.
+
+    Args:
+        rows: The rows of each head.
+        weight: The weight of each head.
+
+    Returns:
+        The products.
     """
     count = rows.shape[1]
     spare = -count % CPU_TILE if rows.device.type == "cpu" else 0
@@ -117,12 +138,13 @@ def linear(
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
-    Products of bfloat16 and float16 are row-invariant on compute capability 9.0: the bits of a row
-    do not depend on the number of rows. From 9.0 on, up to 64 rows run by a kernel that already
-    starts, and requests its weight, while the kernel before it runs. More rows run by cuBLAS with
-    the same split of the inputs, if that has the same bits. ``choose_product`` of
+    Products of bfloat16, float16 and float32 are row-invariant on compute capability 9.0: the bits
+    of a row do not depend on the number of rows. From 9.0 on, up to 64 rows run by a kernel, which
+    already starts, and requests a weight of 16 bits, while the kernel before it runs. More rows run
+    by cuBLAS with the same split of the inputs, if that has the same bits. ``choose_product`` of
     ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``.
-    Up to two launches for up to 1,024 rows, but for the first product of a shape, which compares.
+    Up to two launches for up to 1,024 rows, but for the first product of a shape, which compares,
+    and for a weight whose inputs do not divide into its parts.
 
     On a CPU the bits of a row depend on the row alone.
 
@@ -151,10 +173,9 @@ def project(
     swiglu: bool = False,
     split_k_partials: bool = False,
 ) -> torch.Tensor:
-    """Return the products of ``linear``, by the op itself where it may be faster.
+    """Return the products of ``linear``, by the op itself where that is row-invariant.
 
-    That is on CUDA, in bfloat16 and float16, without gradients. The gradient of the op would run
-    the product again.
+    That is on CUDA without gradients. The gradient of the op would run the product again.
 
     Args:
         x: Rows, [..., K].

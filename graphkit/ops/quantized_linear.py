@@ -70,8 +70,10 @@ def quantized_linear(
     numbers of four bits. Numbers are exact in the dtype of the rows. Products are added in float32
     and scaled in float32, so that only the result is rounded to that dtype.
 
-    More than 256 rows are limited by arithmetic on CUDA: the weight is then dequantised into memory
-    of its own, rounded to the dtype of the rows, and multiplied by cuBLAS. Up to two launches.
+    On CUDA the bits of a row depend on the row alone: the weight decides into which parts the
+    inputs are split, and blocks of 128 inputs are added in one order. More than 256 rows are
+    limited by arithmetic: numbers are then converted into memory of their own before. Up to two
+    launches for up to 256 rows.
 
     On compute capability 9.0 and above, the weight, its scales and zero points may be read while
     earlier kernels of the stream still run (programmatic dependent launch). Kernels that write them

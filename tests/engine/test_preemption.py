@@ -6,7 +6,10 @@ import pytest
 
 from decaying_target import DecayingForward, recurrent_engine
 from engine_runs import each_generation, outputs, submit_all
+from graphkit import SdpaAttention, TritonAttention, models
 from graphkit.engine import FinishReason, NgramDrafter, SamplingParams
+from graphkit.engine.step.verifier import Verifier
+from small_models import small_model
 
 LONG = 40
 
@@ -34,6 +37,29 @@ def run(engine, prompts, **params):
     assert not engine.has_work
     assert [returned[request] for request in requests] == outputs(requests)
     return requests
+
+
+@pytest.mark.parametrize("attention", [SdpaAttention, TritonAttention])
+def test_rows_that_do_not_depend_on_the_batch_run_again_as_prompts(attention, monkeypatch):
+    model, repeated = models.load(small_model("llama"), device="cpu", check=False), []
+    repeat = Verifier.repeat_steps
+
+    def note(verifier, batch):
+        repeated.append(len(batch.positions))
+        return repeat(verifier, batch)
+
+    monkeypatch.setattr(Verifier, "repeat_steps", note)
+    prompts, texts = [[5, 9, 11], [7] * 9, [30, 2]], []
+    for slots in (None, 60):
+        engine = model.engine(
+            algorithm="NONE", max_batch_size=3, max_context_len=64, attention=attention,
+            kv_slots=slots, generation="v1",
+        )  # fmt: skip
+        with engine:
+            texts.append(outputs(run(engine, prompts)))
+            assert (engine.stats.preemptions > 0) == (slots is not None)
+    assert texts[0] == texts[1]
+    assert bool(repeated) == (attention is SdpaAttention)
 
 
 @pytest.mark.slow

@@ -112,6 +112,25 @@ def test_the_replaced_modules_are_named():
     assert replaced["lm_head"] == "graphkit::linear"
 
 
+def test_routers_are_row_invariant_and_experts_that_multiply_by_torch_are_named():
+    layout = (loaded := models.load(small_model("mixtral"), device="cpu")).layout
+    name = "model.layers.0.mlp.gate"
+    assert layout.replaced[name] == "graphkit::linear within its forward"
+    assert layout.torch_products["model.layers.0.mlp.experts"] == "bmm"
+    assert not {*layout.replaced} & {*layout.torch_products}
+    gate = loaded.model.get_submodule(name)
+    rows = torch.randn(9, gate.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    whole = gate(rows)[0]
+    for count in range(1, 9):
+        assert torch.equal(gate(rows[:count])[0], whole[:count])
+
+
+@pytest.mark.parametrize(("kind", "products"), [("llama", {}), ("lfm2_moe", {"conv1d", "bmm"})])
+def test_modules_that_multiply_by_torch_are_named(kind, products):
+    layout = models.load(small_model(kind), device="cpu").layout
+    assert {*layout.torch_products.values()} == {*products}
+
+
 def test_merged_weights_are_held_once():
     model = small_model("llama")
     before = {name: weight.clone() for name, weight in model.named_parameters()}
@@ -346,7 +365,8 @@ def test_tied_layers_are_not_merged():
     first, second = model.model.layers
     second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
     loaded = models.load(model, device="cpu")
-    assert "model.layers.0.self_attn.q_proj" not in loaded.layout.replaced
+    name = "model.layers.0.self_attn.q_proj"
+    assert loaded.layout.replaced[name] == "graphkit::linear within its forward"
     weights = [layer.self_attn.q_proj.weight for layer in loaded.model.model.layers]
     assert weights[0].data_ptr() == weights[1].data_ptr()
 

@@ -20,6 +20,7 @@ from triton.experimental.gluon import language
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+import tensor_cores
 from graphkit.ops.kernels import streamed_tile
 
 DTYPES = {
@@ -208,7 +209,7 @@ class Running:
         left, right = (
             each.load(None) if isinstance(each, Shared) else each for each in self.operands
         )
-        return self.total + left.float() @ right.float()
+        return block(tensor_cores.multiply(left, right, self.total))
 
 
 class Program:
@@ -277,6 +278,9 @@ class Program:
     def sum(self, value, axis):
         return value.sum(axis)
 
+    def fma(self, value, other, summand):
+        return block(tensor_cores.fma(value, other, summand))
+
     def exp(self, value):
         return value.exp()
 
@@ -284,7 +288,7 @@ class Program:
         return value.rsqrt()
 
     def mma_v2(self, left, right, total):
-        return total + left.float() @ right.float()
+        return block(tensor_cores.multiply(left, right, total))
 
     def warpgroup_mma(self, left, right, total, use_acc=True, is_async=False):
         running = Running(total if use_acc else total * 0, left, right)

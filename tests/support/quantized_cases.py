@@ -6,7 +6,8 @@ from itertools import product
 
 import torch
 
-from graphkit.ops.quantized_layout import packed_numbers
+import tensor_cores
+from graphkit.ops.quantized_layout import BLOCK, dequantized, packed_numbers
 
 ROUNDINGS = 4
 """Roundings of the dtype by which a kernel may differ: sums run in another order."""
@@ -48,6 +49,42 @@ def cases(device, dtypes, rows=(0, 1, 3, 64), shapes=SHAPES):
             x = torch.randn(count, inputs, generator=generator).to(dtype).to(device)
             bias = torch.randn(len(weight), generator=generator).to(dtype).to(device)
             yield x, weight, scale, zero_point, bias if number % 2 else None
+
+
+def parts_in_order(x, weight, scale, zero_point, bias, splits, sums):
+    """Return the sums of the parts of ``quantized_linear``, [S, T, N], with the bits of a kernel.
+
+    Args:
+        x: See ``quantized_linear``, like the next.
+        splits: Parts of the inputs, of whole lines.
+        sums: Sums of a part, of which each has every ``sums``-th line.
+    """
+    inputs, blocks_of_line = x.shape[1], 2 if weight.dtype == torch.uint8 else 1
+    one = scale.new_ones(())[None, None]
+    numbers = dequantized(weight, one, None, inputs, torch.float32)
+    if zero_point is not None:
+        columns = zero_point.float() - 8
+        numbers -= columns.repeat_interleave(inputs // columns.shape[1], 1)
+    rows = BLOCK if scale.shape[0] not in (1, len(weight)) else 1
+    factors = scale.float().repeat_interleave(rows, 0)[: len(weight)]
+    factors = factors.expand(len(weight), -1).expand(-1, max(scale.shape[1], inputs // BLOCK))
+    lines = inputs // BLOCK // blocks_of_line // splits
+    parts = []
+    for part in range(splits):
+        whole = torch.zeros(len(weight), len(x))
+        for first in range(sums):
+            total = torch.zeros_like(whole)
+            for line in range(part * lines + first, (part + 1) * lines, sums):
+                for block in range(line * blocks_of_line, (line + 1) * blocks_of_line):
+                    some = slice(block * BLOCK, (block + 1) * BLOCK)
+                    zero = torch.zeros_like(whole)
+                    product = tensor_cores.multiply(numbers[:, some], x[:, some].T, zero)
+                    total = tensor_cores.fma(product, factors[:, block, None], total)
+            whole = whole + total
+        if part == 0 and bias is not None:
+            whole = whole + bias.float()[:, None]
+        parts.append(whole.T)
+    return torch.stack(parts).to(x.dtype if splits == 1 else torch.float32)
 
 
 def plain_cases(device, dtypes, rows, shapes):

@@ -15,6 +15,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+
+import tensor_cores
 
 HERE = Path(__file__).parent
 
@@ -188,3 +191,24 @@ def quick_interpreter():
         patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
         yield
         patched.restore()
+
+
+@pytest.fixture
+def products_in_order(monkeypatch):
+    """Let Triton's interpreter add the products of a ``tl.dot`` in order, as tensor cores do.
+
+    The order of BLAS depends on the sizes and the addresses of both matrices. A ``tl.fma`` of the
+    interpreter has two roundings.
+    """
+    from triton.runtime import interpreter
+
+    def multiply(a, b, dtype):
+        left, right = (torch.from_numpy(np.ascontiguousarray(each)) for each in (a, b))
+        return tensor_cores.multiply(left, right, torch.zeros(())).numpy().astype(dtype)
+
+    def fma(self, value, other, summand):
+        values = (torch.from_numpy(np.array(each.data)) for each in (value, other, summand))
+        return interpreter.TensorHandle(tensor_cores.fma(*values).numpy(), summand.dtype.scalar)
+
+    monkeypatch.setattr(np, "matmul", multiply)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)

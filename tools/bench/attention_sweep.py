@@ -165,7 +165,7 @@ def _row(batch: Batch, config: AttentionConfig, rounds: int) -> Iterator[Measure
     rows = condition.rows * shape.heads // shape.kv_heads
     tiles = condition.batch_size * shape.kv_heads * -(-rows // config.block_rows)
     for programs in PROGRAMS:
-        splits = choose_splits(tiles, condition.context, programs * processors, config.least_split)
+        splits = choose_splits(tiles, condition.context, programs * processors)
         if splits not in speeds:
             act = partial(batch.launch, config=config, splits=splits)
             speeds[splits] = condition.cache_bytes / Calls(act, batch, rounds).us / 1e6

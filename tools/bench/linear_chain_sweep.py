@@ -132,12 +132,13 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
             in_flight = stages_in_flight(weight_bytes, min(programs, most))
             groups = 0 if is_plain else groups_of_part(inputs, parts)
             table_bytes = 6 * padded(tile_outputs) * groups
+            sums = 1 if is_plain or rows > FEW_ROWS else lines
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps * pieces + 1, stages)
                 if stages > 1 and not rest:
                     sizes = tile_outputs, tile, parts, stages, warps, lines
-                    found.append(StreamedProduct(*sizes, in_flight))
+                    found.append(StreamedProduct(*sizes, in_flight, sums))
     return list(dict.fromkeys(found))
 
 

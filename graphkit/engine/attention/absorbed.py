@@ -69,9 +69,9 @@ class AbsorbedProjections:
         Shapes:
             latent_T1R: [T, 1, R]. Returns [T, N, P] and [T, N, V].
         """
-        latent_1TR = latent_T1R.transpose(0, 1)
-        key_NTP = latent_1TR @ self._key_NPR.transpose(1, 2)
-        value_NTV = latent_1TR @ self._value_NVR.transpose(1, 2)
+        latent_NTR = latent_T1R.transpose(0, 1).expand(len(self._key_NPR), -1, -1)
+        key_NTP = multiply_heads(latent_NTR, self._key_NPR.transpose(1, 2))
+        value_NTV = multiply_heads(latent_NTR, self._value_NVR.transpose(1, 2))
         return key_NTP.transpose(0, 1), value_NTV.transpose(0, 1)
 
     def value(self, attended_TNR: torch.Tensor) -> torch.Tensor:

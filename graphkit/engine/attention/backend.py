@@ -22,9 +22,11 @@ class PooledAttention(AttentionBackend):
         kv_pool: Keys and values of the model: a pool of graphkit, or an own ``KVPool``.
         skips_absent_rows: Whether attention over packed rows costs next to nothing for requests
             without rows, and for the rows that a request has fewer than the longest one.
+        is_row_invariant: Whether the bits of a row do not depend on the other rows.
     """
 
     skips_absent_rows: bool = False
+    is_row_invariant: bool = False
 
     req_to_token_pool: RequestTable
     kv_pool: KVPool

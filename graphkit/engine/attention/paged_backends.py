@@ -21,7 +21,7 @@ from graphkit.ops.registration import OPS
 class TritonAttention(PagedAttention):
     """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
 
-    skips_absent_rows = True
+    skips_absent_rows = is_row_invariant = True
 
     def _attend(self, args: Any) -> torch.Tensor:
         return paged_attention(*args)

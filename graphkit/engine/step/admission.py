@@ -30,7 +30,8 @@ class Admission:
 
     Chunks replay a graph of ``PromptRunner`` if one holds them, and run eagerly otherwise. Output
     of a request that runs again is computed as rows of steps, which it was computed as before: rows
-    of prompts may run by other kernels, and its keys and values must have the bits that they had.
+    of prompts may run by other kernels, and its keys and values must have the bits that they had. A
+    model whose rows are row-invariant computes it as a prompt.
 
     Args:
         spec_step: The step that continues the requests.
@@ -64,20 +65,29 @@ class Admission:
         """
         first, *others = prefills
         budget = self._chunk_beside if is_anyone_running else self._chunk_size
-        if first.is_at_output:
+        is_output = self._is_output(first)
+        if is_output:
             budget = min(budget, self._step.verifier.most_step_rows)
-        if not self._packs or (first.is_at_output and self._is_recurrent):
-            return [(first, min(first.left_alike, budget))]
-        others = [prompt for prompt in others if prompt.is_at_output == first.is_at_output]
-        counts = {first: min(first.left_alike, budget - budget // 2)}
+        if not self._packs or (is_output and self._is_recurrent):
+            return [(first, min(self._left(first), budget))]
+        others = [prompt for prompt in others if self._is_output(prompt) == is_output]
+        counts = {first: min(self._left(first), budget - budget // 2)}
         room = budget - counts[first]
-        for prompt in sorted(others, key=lambda prompt: prompt.left_alike):
+        for prompt in sorted(others, key=self._left):
             if not room:
                 break
-            counts[prompt] = min(prompt.left_alike, room)
+            counts[prompt] = min(self._left(prompt), room)
             room -= counts[prompt]
-        counts[first] += min(first.left_alike - counts[first], room)
+        counts[first] += min(self._left(first) - counts[first], room)
         return [(prompt, counts[prompt]) for prompt in (first, *others) if prompt in counts]
+
+    def _is_output(self, prompt: Prefill) -> bool:
+        """Return whether the next tokens are computed as rows of steps."""
+        return self._step.verifier.repeats_steps and prompt.is_at_output
+
+    def _left(self, prompt: Prefill) -> int:
+        """Return how many tokens are computed in the same way as the next one."""
+        return prompt.left_alike if self._step.verifier.repeats_steps else prompt.left
 
     def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:
         """Prefill chunks of prompts in one forward of the target. Does not wait.
@@ -112,7 +122,7 @@ class Admission:
             ended,
             is_greedy=not any(prompt.sampling.temperature for prompt in complete),
             bitmask=self._bitmask(complete),
-            is_output=prompts[0].is_at_output,
+            is_output=self._is_output(prompts[0]),
         )
         for prompt, count in chunks:
             prompt.done += count

@@ -35,6 +35,9 @@ class EngineModel:
         draft_token_map: Target token of each id of a draft model's reduced vocabulary, as
             ``Runner`` takes it. ``None`` for a target, and for a draft model whose logits are over
             the target's vocabulary.
+        is_row_invariant: Whether the bits of a row do not depend on the number of rows of a
+            forward, prompts included. Output of requests that run again is then computed as prompts
+            are, instead of as rows of steps.
 
     Raises:
         ConfigError: ``attention`` or one of its pools lacks a member of ``PooledAttention``, or
@@ -45,6 +48,7 @@ class EngineModel:
     attention: PooledAttention
     recurrent_state: RecurrentStatePool | None = None
     draft_token_map: torch.Tensor | None = None
+    is_row_invariant: bool = False
 
     def __post_init__(self) -> None:
         check_pooled_attention("EngineModel.attention", self.attention)

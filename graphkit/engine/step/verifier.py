@@ -68,6 +68,7 @@ class Verifier:
     ) -> None:
         self.context, self._state, self._max_path = context, state, max_path
         self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
+        self.repeats_steps = not model.is_row_invariant or model.recurrent_state is not None
         self._is_tree = context.spec.topk > 1
         is_none = context.spec.resolved.is_none()
         if is_none and context.verify_width > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from graphkit.models.fusion.heads import RotatedAttention, find_rotated_attention
@@ -25,8 +27,10 @@ from graphkit.models.fusion.observation import (
 )
 from graphkit.models.layout import ModelLayout
 from graphkit.models.quantization import Linear, QuantizedLinear
+from graphkit.ops.linear import project
 
 Project = Callable[..., torch.Tensor]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +147,9 @@ def fuse_modules(
     for module, forward in forwards.items():
         module.forward = forward
     unused = _without_unused(root, run, near, heads.values())
+    own_linears, others_of_torch = _products_of_torch(root, {*linears, *others, *forwards})
+    for module in own_linears:
+        module.forward = LinearsByOp(module.forward)
     norm_sizes = frozenset(
         len(norms[call.module].weight)
         for call in root.walk()
@@ -150,6 +157,11 @@ def fuse_modules(
     )
     defer_products(run, near, alone, norm_sizes)
     names = {module: name for name, module in model.named_modules()}
+    if others_of_torch:
+        _log.info(
+            "rows of these modules may depend on the batch, since torch multiplies: %s",
+            ", ".join(names[module] for module in others_of_torch),
+        )
     return replace(
         layout,
         replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
@@ -157,9 +169,63 @@ def fuse_modules(
         | {names[module]: "graphkit::rms_norm" for module in norms}
         | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
         | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}
+        | {names[module]: "graphkit::linear within its forward" for module in own_linears}
         | {names[module]: "nothing, since its results are not used" for module in unused},
+        torch_products={names[module]: text for module, text in others_of_torch.items()},
         norm_sizes=norm_sizes,
     )
+
+
+def _products_of_torch(
+    root: ModuleCall, replaced: Collection[nn.Module]
+) -> tuple[list[nn.Module], dict[nn.Module, str]]:
+    """Return modules that multiply by ``linear`` alone, and functions of others that multiply.
+
+    Args:
+        root: The observed forward.
+        replaced: Modules whose products graphkit computes.
+    """
+    calls = {
+        module: call
+        for module, call in root.by_module().items()
+        if call.products and module not in replaced
+    }
+    own_linears = [
+        module
+        for module, call in calls.items()
+        if set(call.products) == {"linear"}
+        and "forward" not in vars(module)
+        and all(type(weight) is nn.Parameter for weight in module.parameters())
+    ]
+    others = {
+        module: ", ".join(dict.fromkeys(call.products))
+        for module, call in calls.items()
+        if module not in own_linears
+    }
+    return own_linears, others
+
+
+class LinearsByOp:
+    """A forward whose calls of ``torch.nn.functional.linear`` run by ``graphkit::linear``.
+
+    Such as that of a router, which keeps a weight of its own. Rows then do not depend on the batch.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward."""
+        with _OpForLinear():
+            return self._forward(*args, **kwargs)
+
+
+class _OpForLinear(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        replaced = project if func is torch.nn.functional.linear else func
+        return replaced(*args, **kwargs or {})
 
 
 def _without_unused(

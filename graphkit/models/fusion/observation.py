@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
@@ -80,6 +81,11 @@ def _equal(expected: Any, got: Any) -> bool:
 
 ROWS = 6
 """Rows of the observed forward."""
+MULTIPLYING = {
+    "linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d",
+    "_grouped_mm", "grouped_mm",
+}  # fmt: skip
+"""Names of functions of torch that add up products, as a library chooses by the number of rows."""
 Run = Callable[[torch.Tensor], Any]
 """Runs a model over random tokens at positions, [ROWS], and returns what its modules compute."""
 
@@ -95,6 +101,7 @@ class ModuleCall:
         output: What it returned; ``None`` while it runs.
         calls: Calls that its forward made, in order.
         attention: Calls of the attention that its forward made.
+        products: Functions of torch that multiply, which its forward called, in order.
     """
 
     module: nn.Module
@@ -103,6 +110,7 @@ class ModuleCall:
     output: Any = None
     calls: list[ModuleCall] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)
 
     def walk(self) -> Iterator[ModuleCall]:
         """Yield this call and all below it, callers first."""
@@ -134,6 +142,28 @@ class ModuleCall:
         return agree(self.output, output)
 
 
+class _NotedProducts(TorchFunctionMode):
+    """Tells which functions of torch multiply, for ``MULTIPLYING``."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        # A product of one input, as of positions and frequencies, adds nothing.
+        if name in MULTIPLYING and args[0] is not None and _inputs(args[0]) != 1:
+            self._note(name)
+        return func(*args, **kwargs or {})
+
+
+def _inputs(operand: Any) -> int | None:
+    is_matrix = isinstance(operand, torch.Tensor) and operand.dim() > 0
+    return operand.shape[-1] if is_matrix else None
+
+
 def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
     """Run a model over random tokens at positions, [ROWS], and return its calls.
 
@@ -163,7 +193,8 @@ def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
         stack[-1].attention.append(call)
         return random_attention(call)
 
-    with ExitStack() as hooks, attending(attend, positions), torch.no_grad():
+    products = _NotedProducts(lambda name: stack[-1].products.append(name))
+    with ExitStack() as hooks, attending(attend, positions), torch.no_grad(), products:
         for module in model.modules():
             hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.enter_context(module.register_forward_hook(leave))

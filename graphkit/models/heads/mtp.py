@@ -188,8 +188,13 @@ class MtpHead(nn.Module):
             for number, layout in enumerate(layouts)
             for name, text in layout.replaced.items()
         }
+        torch_products = {
+            f"layers.{number}.{name}": text
+            for number, layout in enumerate(layouts)
+            for name, text in layout.torch_products.items()
+        }
         attention = tuple(layer.attention for layer in self.chain)
-        return ModelLayout(attention, (), indexers, replaced)
+        return ModelLayout(attention, (), indexers, replaced, torch_products)
 
     def forward(
         self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor

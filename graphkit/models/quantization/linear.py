@@ -21,7 +21,7 @@ from graphkit.ops.quantized_linear import quantized_linear
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear``, whose products of few rows run by ``graphkit::linear`` on CUDA.
+    """``torch.nn.Linear``, whose products run by ``graphkit::linear`` on CUDA.
 
     Elsewhere, and where gradients are recorded, torch multiplies. On a CPU the bits of a row depend
     on the row alone.

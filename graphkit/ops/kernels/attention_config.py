@@ -7,15 +7,13 @@ from functools import cache
 
 import triton
 
-MAX_SPLITS = 128
-"""Most splits of the keys. The join reads the results of all splits of a row at once."""
 BLOCK_BYTES = 16384
 """Most bytes of a block of values. Keys and values of three stages then take 96 KiB, so that two
 programs share the memory of a multiprocessor, 228 KiB on sm_90."""
-LEAST_SPLIT = 128
-"""Least keys of a split, unless blocks of keys are large: joining has a cost."""
+LEAST_SEGMENT = 256
+"""Keys of the first segments, which programs share; see ``segment_at`` of the kernel."""
 LARGE_KEYS = 128
-"""Keys of a large block, which up to 32 rows of up to 128 elements take."""
+"""Keys of a large block, for keys of up to 128 elements."""
 LARGE_BYTES = 200 * 1024
 """Least shared memory of a multiprocessor for large blocks of 16-bit elements. One program with
 three stages of keys and values then takes 192 KiB."""
@@ -31,7 +29,6 @@ class AttentionConfig:
         num_warps: Warps of a program.
         num_stages: Blocks of keys in flight in a program, the current one included.
         programs: Programs that a multiprocessor should get.
-        least_split: Least keys of a split.
     """
 
     block_rows: int
@@ -39,7 +36,6 @@ class AttentionConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 2
-    least_split: int = LEAST_SPLIT
 
 
 def choose_config(
@@ -47,11 +43,10 @@ def choose_config(
 ) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows.
 
-    Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
-    With 64 rows that is limited by arithmetic: two large blocks in flight are enough. Keys and
-    values of that size that are apart take twice the memory, which leaves room for two blocks of 32
-    keys. Blocks of float8 take half of the memory: up to 32 rows take blocks of twice as many keys,
-    more rows another stage.
+    The keys of a block decide the bits of a row: they do not depend on the number of rows. Latents,
+    of more than 256 elements, leave a multiprocessor memory for one program with two large blocks
+    in flight, and registers for the sums of 32 rows. Keys and values of that size that are apart
+    take twice the memory. Blocks of float8 take half of it.
 
     Args:
         rows: Query rows of a request for one key-value head.
@@ -62,26 +57,23 @@ def choose_config(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
-    block_rows = min(64, max(16, triton.next_power_of_2(rows)))
+    is_wide = value_dim > 256
+    most_rows = 32 if is_wide else 64
+    block_rows = min(most_rows, max(16, triton.next_power_of_2(rows)))
     most_keys = max(16, BLOCK_BYTES // row_bytes)
-    warps = 8 if block_rows == 64 else 4
-    if value_dim > 256 and element_size > 2:
+    warps = 8 if is_wide or block_rows == 64 else 4
+    if is_wide and element_size > 2:
         return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
-    if value_dim > 256 and not is_shared:
-        return AttentionConfig(block_rows, 32, num_warps=warps, num_stages=2, programs=1)
-    if element_size == 1 and block_rows <= 32:
-        return AttentionConfig(block_rows, block_keys=min(LARGE_KEYS, most_keys))
-    is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
-    if is_narrow and block_rows <= 32 and shared_bytes >= LARGE_BYTES:
-        return AttentionConfig(block_rows, LARGE_KEYS, programs=1, least_split=2 * LARGE_KEYS)
-    block_keys = min(64, most_keys)
+    if is_wide:
+        keys = 64 if is_shared and key_dim <= 576 else 32
+        return AttentionConfig(block_rows, keys, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1:
-        return AttentionConfig(block_rows, block_keys, num_stages=4)
-    if value_dim <= 256:
-        return AttentionConfig(block_rows, block_keys)
-    if block_rows == 64 and key_dim <= 576:
-        return AttentionConfig(block_rows, 64, num_warps=8, num_stages=2, programs=1)
-    return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
+        return AttentionConfig(block_rows, min(LARGE_KEYS, most_keys), num_warps=warps)
+    is_narrow = value_dim <= 128 >= key_dim and element_size == 2 and not is_shared
+    if is_narrow and shared_bytes >= LARGE_BYTES:
+        stages = 2 if block_rows == 64 else 3
+        return AttentionConfig(block_rows, LARGE_KEYS, warps, stages, programs=1)
+    return AttentionConfig(block_rows, min(64, most_keys), num_warps=warps)
 
 
 def spread_rows(config: AttentionConfig, programs: int, processors: int) -> AttentionConfig:
@@ -100,8 +92,15 @@ def spread_rows(config: AttentionConfig, programs: int, processors: int) -> Atte
     return replace(config, block_rows=config.block_rows // 2)
 
 
+def count_segments(keys: int) -> int:
+    """Return the segments of so many keys; see ``segment_at`` of the kernel."""
+    last = max(keys - 1, 0)
+    level = max(last.bit_length() - 12, 0)
+    return 8 * level + (last >> (8 + level)) + 1
+
+
 @cache
-def choose_splits(tiles: int, max_keys: int, places: int, least_split: int = LEAST_SPLIT) -> int:
+def choose_splits(tiles: int, max_keys: int, places: int) -> int:
     """Return the number of splits of the keys, from sizes that a capture fixes.
 
     It minimises the time of the programs, which run ``places`` at a time: a request's keys are
@@ -112,10 +111,8 @@ def choose_splits(tiles: int, max_keys: int, places: int, least_split: int = LEA
         tiles: Programs of one split.
         max_keys: Keys of the longest context.
         places: Programs that the device runs at a time.
-        least_split: Least keys of a split.
     """
-    most = max(1, min(max_keys // least_split, MAX_SPLITS))
     return min(
-        range(1, most + 1),
+        range(1, count_segments(max_keys) + 1),
         key=lambda splits: -(-tiles * splits // places) / splits * (1 + 0.01 * splits),
     )

@@ -5,19 +5,22 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import (
     LARGE_KEYS,
+    LEAST_SEGMENT,
     AttentionConfig,
     choose_config,
     choose_splits,
+    count_segments,
     spread_rows,
 )
+from graphkit.ops.kernels.attention_joins import join_paths_kernel, join_segments_kernel
+from graphkit.ops.kernels.attention_segments import LOG2_E
 from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.kernels.paged_attention_kernel import paged_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
 EARLY_KEYS, EARLY_FP8_KEYS = 4, 8
@@ -26,57 +29,50 @@ program loads its rows again for each block, and over float8 also converts them.
 ALIGNED = 16
 """Divisor of addresses and strides that Triton specialises a kernel for."""
 JOINED_ROWS = 4
-"""Rows of a program that joins splits, if every multiprocessor then has a program; otherwise 1."""
+"""Rows of a program that joins segments, if each multiprocessor then has a program; otherwise 1."""
+NODE_ROWS = 16
+"""Query heads of a program that attends over the path of a node, the least of a product."""
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
-def join_splits_kernel(
-    out, partial, lse, rows, splits,
-    HEAD_DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program per BLOCK_R (token, head) rows and BLOCK_D of their dimensions."""
-    wait_for_kernel_before(STARTS_EARLY)
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    is_row = row < rows
-    is_dim = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-    split = tl.arange(0, BLOCK_S)
-    entry = split[None, :] * rows + row[:, None]
-    is_split = is_row[:, None] & (split < splits)[None, :]
-    weight_log2 = tl.load(lse + entry, mask=is_split, other=float("-inf"))
-    is_cell = is_split[:, :, None] & (dim < HEAD_DIM)[None, None, :]
-    cell = partial + entry[:, :, None] * HEAD_DIM + dim[None, None, :]
-    results = tl.load(cell, mask=is_cell, other=0.0)
-    top = tl.max(weight_log2, 1)
-    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    total = tl.sum(weight, 1)
-    result = tl.sum(results * weight[:, :, None], 1)
-    result /= tl.where(total == 0.0, 1.0, total)[:, None]
-    to = out + row[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(to, result.to(out.dtype.element_ty), mask=is_dim)
-
-
-def join_splits(args: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor) -> None:
-    """Write the weighted mean of the partial results, which the kernel before it writes.
+def join_segments(args: Any, out: torch.Tensor, segments: dict[str, torch.Tensor]) -> None:
+    """Write the attended values of rows whose segments the kernel before has stored.
 
     Args:
         args: Arguments of the op.
-        out: Result, [T, N, D].
-        partial: Result of each split, normalised, 0 where the weight is; float32 [splits, T, N, D].
-        lse: Base-2 logarithm of the weight of each partial result; float32 [splits, T, N].
+        out: Result, [T, N, E].
+        segments: ``segment_acc``, float32 [G, T, N, E], sums of the values of each segment by
+            weights relative to ``segment_top``, float32 [G, T, N]; ``segment_total``, float32
+            [G, T, N], sums of the weights; ``segment_count``, int32 [T, N].
     """
-    splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
-    rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
+    tokens, heads, value_dim = out.shape
+    rows = tokens * heads
     are_many = rows >= JOINED_ROWS * multiprocessors(out.device)[0]
-    # A warp has 2048 numbers, or 512 if there are few rows: each program then ends sooner.
-    numbers = 2048 if are_many else 512
-    block = min(max(32, numbers // block_splits), 128, triton.next_power_of_2(head_dim))
+    block = min(128 if are_many else 32, triton.next_power_of_2(value_dim))
     block_rows = JOINED_ROWS if are_many else 1
     launch(
-        join_splits_kernel, (triton.cdiv(rows, block_rows), triton.cdiv(head_dim, block)), args,
-        out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
-        BLOCK_R=block_rows, BLOCK_S=block_splits, BLOCK_D=block, num_warps=block_rows,
+        join_segments_kernel, (triton.cdiv(rows, block_rows), triton.cdiv(value_dim, block)), args,
+        out=out, sinks=args.sinks_N, rows=rows, HEADS=heads,
+        GROUP=heads // args.value_cache.shape[1], VALUE_DIM=value_dim, BLOCK_M=block_rows,
+        BLOCK_E=block, num_warps=block_rows, enable_fp_fusion=False, **segments,
+    )  # fmt: skip
+
+
+def join_paths(args: Any, parameters: dict[str, Any]) -> None:
+    """Write the attended values of the nodes of trees, of which the kernel before has stored sums.
+
+    Args:
+        args: Arguments of the op.
+        parameters: Those of the kernel before.
+    """
+    grid = parameters["tokens"] * triton.cdiv(parameters["GROUP"], NODE_ROWS)
+    # Without splits, the sums of all whole segments have the sink.
+    sinks = parameters["sinks"] if parameters["IS_SPLIT"] else None
+    own = parameters | {"sinks": sinks, "BLOCK_M": NODE_ROWS}
+    names = join_paths_kernel.arg_names
+    launch(
+        join_paths_kernel, (grid, args.key_cache.shape[1]), args, num_warps=8,
+        num_stages=1 if own["SHARED"] else 2,  # latents in flight would take too many registers
+        enable_fp_fusion=False, **{name: value for name, value in own.items() if name in names},
     )  # fmt: skip
 
 
@@ -139,16 +135,23 @@ def launch_paged_attention(
     tiles = key_heads * triton.cdiv(width * group, chosen.block_rows)
     if splits is None:
         seen_keys = min(max_keys, args.window + width) if args.window else max_keys
-        places = chosen.programs * processors
-        splits = choose_splits(tiles, seen_keys, places, chosen.least_split)
+        splits = choose_splits(tiles, seen_keys, chosen.programs * processors)
     if config is None:
         chosen = spread_rows(chosen, tiles * splits, processors)
     row_tiles = triton.cdiv(width * group, chosen.block_rows)
-    partial, lse = out, out
-    if splits > 1:
-        partial = query.new_empty((splits, *out.shape), dtype=torch.float32)
-        lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
+    segments = {"segment_acc": out, "segment_top": out, "segment_total": out, "segment_count": out}
     columns = 0 if mask is None else mask.shape[2]
+    if splits > 1 or columns:
+        count = 2
+        if splits > 1:
+            count = count_segments(max_keys)
+            spread = args.window + max(width, columns)
+            if args.window:
+                count = min(count, triton.cdiv(spread, LEAST_SEGMENT) + 2)
+        sums = query.new_empty((count, *out.shape), dtype=torch.float32)
+        tops = query.new_empty((2, count, tokens, heads), dtype=torch.float32)
+        counts = query.new_empty((tokens, heads), dtype=torch.int32)
+        segments = dict(zip(segments, (sums, *tops, counts), strict=True))
     read_early = (
         args.page_table, args.cache_seqlens_B, args.cu_seqlens_q_B1, mask, args.key_scale_M,
     )  # fmt: skip
@@ -156,31 +159,35 @@ def launch_paged_attention(
     follows_store = args.follows_store and all(
         tensor is None or tensor.is_contiguous() for tensor in read_early
     )
+    parameters = {
+        "out": out, "sinks": args.sinks_N, "query": query, "key_cache": key, "value_cache": value,
+        "mask": None if mask is None else mask.contiguous().view(torch.uint8),
+        "query_token_stride": query.stride(0), "query_head_stride": query.stride(1),
+        "tokens": tokens, "max_keys": max_keys, "max_pages": max_pages, "requests": requests,
+        "scale_log2": args.scale / args.softcap if args.softcap else args.scale * LOG2_E.value,
+        "cap_log2": args.softcap * LOG2_E.value,
+        "KEY_SLOT_STRIDE": key.stride(0), "KEY_HEAD_STRIDE": key.stride(1),
+        "VALUE_SLOT_STRIDE": value.stride(0), "VALUE_HEAD_STRIDE": value.stride(1),
+        "PAGE_SIZE": args.page_size, "HEADS": heads, "GROUP": group,
+        "VALUE_DIM": value_dim, "REST_DIM": key_dim - value_dim, "SHARED": is_shared,
+        "MASK_ROWS": width if columns else 0, "MASK_COLUMNS": columns,
+        "BLOCK_C": triton.next_power_of_2(max(columns, 1)), "WINDOW": args.window,
+        "CHUNKED": args.chunked, "HAS_CAP": args.softcap > 0, "IS_SPLIT": splits > 1,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "BLOCK_N": chosen.block_keys,
+        "BLOCK_E": max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
+        "BLOCK_R": max(16, triton.next_power_of_2(key_dim - value_dim)),
+        "HAS_FLOAT8_CVT": has_float8_cvt(query.device), **segments,
+    }  # fmt: skip
     launch(
-        paged_attention_kernel, (key_heads * row_tiles, splits), args,
-        out=partial, lse=lse, sinks=args.sinks_N, query=query, key_cache=key, value_cache=value,
-        mask=None if mask is None else mask.contiguous().view(torch.uint8),
-        query_token_stride=query.stride(0), query_head_stride=query.stride(1),
-        tokens=tokens, max_keys=max_keys, max_pages=max_pages, requests=requests,
-        row_tiles=row_tiles, width=width, splits=splits,
-        scale_log2=args.scale / args.softcap if args.softcap else args.scale * LOG2_E.value,
-        cap_log2=args.softcap * LOG2_E.value,
-        KEY_SLOT_STRIDE=key.stride(0), KEY_HEAD_STRIDE=key.stride(1),
-        VALUE_SLOT_STRIDE=value.stride(0), VALUE_HEAD_STRIDE=value.stride(1),
-        PAGE_SIZE=args.page_size, HEADS=heads, GROUP=group,
-        VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_shared,
-        MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
-        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=args.window, CHUNKED=args.chunked,
-        HAS_CAP=args.softcap > 0, IS_SPLIT=splits > 1,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        BLOCK_M=chosen.block_rows, BLOCK_N=chosen.block_keys,
+        paged_attention_kernel, (key_heads * row_tiles, splits), args, **parameters,
+        row_tiles=row_tiles, width=width, splits=splits, BLOCK_M=chosen.block_rows,
         RUN=1 if chosen.block_keys >= LARGE_KEYS else math.gcd(args.page_size, chosen.block_keys),
-        BLOCK_E=max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
-        BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         FOLLOWS_STORE=follows_store,
         HAS_EARLY_KEYS=follows_store and _requests_keys_early(chosen, query, key, value),
-        HAS_FLOAT8_CVT=has_float8_cvt(query.device),
-        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
-    if splits > 1:
-        join_splits(args, out, partial, lse)
+    if columns:
+        join_paths(args, parameters)
+    elif splits > 1:
+        join_segments(args, out, segments)

@@ -2,12 +2,14 @@
 
 One program handles a tile of one request's query rows for one key-value head, and one split of that
 request's keys. A tile holds the W rows of all query heads that share the key-value head, if they
-fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first blocks do not depend
-on the request's length: the program loads their pages and the length together. With more than one
-split each program stores its normalised partial result and the log of its weight, and a second
-kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the rows
-that no request has, so that no further launch has to clear them. With a mask every request has W
-rows, and cu_seqlens_q is not read.
+fit. The unused lanes of requests with fewer than W rows write zeros into the rows that no request
+has, so that no further launch has to clear them. With a mask every request has W rows, and
+cu_seqlens_q is not read.
+
+``attention_segments.py`` has the order of sums, which decides the bits of a row. Segments are
+joined in registers if a program has all keys of its rows. If keys are split, programs store each of
+their segments, and ``attention_joins.py`` joins them. The keys that a node of a tree sees lie apart
+from each other: this kernel has whole blocks of the keys before the mask, and stores their sums.
 
 If FOLLOWS_STORE, the kernel before stores the rows of this call, and all else is older. A program
 then reads its page table while that kernel runs. If HAS_EARLY_KEYS, it also requests its first
@@ -26,34 +28,30 @@ with both: even elements with the lower bytes, odd ones with the upper. Products
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.float8 import float8_pairs
-from graphkit.ops.kernels.launch import KEPT_IN_L2, offset_after_wait
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _both(a, b):
-    return a & b
-
-
-@triton.jit
-def _load_metadata(entry, mask, FOLLOWS_STORE: tl.constexpr):
-    """Load entries of a table, of lengths or of a mask; 0 outside of ``mask``.
-
-    Before a program waits, the L1 cache may have older ones.
-    """
-    if FOLLOWS_STORE:
-        loaded = tl.load(entry, mask=mask, other=0, cache_modifier=".cg")
-    else:
-        loaded = tl.load(entry, mask=mask, other=0, eviction_policy=KEPT_IN_L2)
-    return loaded
+from graphkit.ops.kernels.attention_segments import (
+    add_block,
+    joined,
+    load_metadata,
+    load_paths,
+    load_queries,
+    no_sums,
+    products,
+    scaled,
+    segment_at,
+    segment_begin,
+    sink_sums,
+    store_attended,
+    store_sums,
+    whole_sums,
+    window_begin,
+)
+from graphkit.ops.kernels.launch import offset_after_wait
 
 
 @triton.jit
 def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr, FOLLOWS_STORE: tl.constexpr):
     """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
-    return _load_metadata(pages + run // PAGE_SIZE, run < end, FOLLOWS_STORE).to(tl.int64)
+    return load_metadata(pages + run // PAGE_SIZE, run < end, FOLLOWS_STORE).to(tl.int64)
 
 
 @triton.jit
@@ -69,45 +67,6 @@ def _offset_after_copies(has_copies):
     return offset * 16
 
 
-@triton.jit
-def _window_begin(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """Return the first position that rows at some positions see."""
-    begin = position - WINDOW + 1
-    if CHUNKED:
-        begin = tl.maximum(position, 0) // WINDOW * WINDOW
-    return begin
-
-
-@triton.jit
-def _scaled_to_float16(q):
-    """Return rows in float16 and the factors that they lack, powers of two.
-
-    The largest element of a row is then between 2**15 and 2**16, so that those down to 2**-29 of it
-    keep the 8 bits of bfloat16.
-    """
-    q = q.to(tl.float32)
-    exponent = tl.max(tl.abs(q), 1).to(tl.int32, bitcast=True) >> 23
-    exponent = tl.maximum(exponent, 16)  # that of the factors is in range
-    raised = ((269 - exponent) << 23).to(tl.float32, bitcast=True)
-    lack = ((exponent - 15) << 23).to(tl.float32, bitcast=True)
-    return (q * raised[:, None]).to(tl.float16), lack
-
-
-@triton.jit
-def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
-    """Load query rows. Return their even elements, their odd ones, and the factor each row lacks.
-
-    Unless IS_PAIRED, the first result has all elements, the second is not used, and factors are 1.
-    """
-    q = tl.load(elements, mask=is_inside, other=0.0)
-    q_odd, lack = q, tl.full([q.shape[0]], 1.0, tl.float32)
-    if IS_PAIRED:
-        if q.dtype == tl.bfloat16:
-            q, lack = _scaled_to_float16(q)
-        q, q_odd = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
-    return q, q_odd, lack
-
-
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
 # model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
@@ -115,12 +74,13 @@ def _load_queries(elements, is_inside, IS_PAIRED: tl.constexpr):
     do_not_specialize_on_alignment=["row_tiles"],
 )
 def paged_attention_kernel(
-    out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    sinks, key_scale_M, value_scale_M, query_token_stride, query_head_stride,
-    tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
-    KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
-    VALUE_SLOT_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    out, segment_acc, segment_top, segment_total, segment_count, query, key_cache, value_cache,
+    page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, sinks, key_scale_M, value_scale_M,
+    query_token_stride, query_head_stride, tokens, max_keys, max_pages, requests, row_tiles, width,
+    splits, scale_log2, cap_log2, KEY_SLOT_STRIDE: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr, VALUE_SLOT_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -132,10 +92,6 @@ def paged_attention_kernel(
     """One program per (request, row tile), key-value head and split."""
     if STARTS_EARLY and not FOLLOWS_STORE:
         tl.extra.cuda.gdc_wait()
-    # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
-    BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
-    WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
-    IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
@@ -143,29 +99,23 @@ def paged_attention_kernel(
     request = tile // row_tiles
     # There are more programs than requests if there are more rows than the requests can have.
     pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
-    first, step = split * BLOCK_N, splits * BLOCK_N
     # Runs of RUN keys lie in one page each. The page number of a run is loaded once and spread over
     # its keys. In large blocks a load per key is faster: RUN is 1.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
-    if not WINDOW:
-        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     own_length = cache_seqlens_B + tl.minimum(request, requests - 1)
-    length = _load_metadata(own_length, request < requests, FOLLOWS_STORE)
+    length = load_metadata(own_length, request < requests, FOLLOWS_STORE)
     if MASK_COLUMNS:
         width = MASK_ROWS
         begin, end = request * width, tokens
     else:
         first_of_own = cu_seqlens_q_B1 + tl.minimum(request, requests)
         first_of_next = cu_seqlens_q_B1 + tl.minimum(request + 1, requests)
-        begin = tl.maximum(_load_metadata(first_of_own, True, FOLLOWS_STORE), 0)
-        end = tl.minimum(_load_metadata(first_of_next, True, FOLLOWS_STORE), tokens)
+        begin = tl.maximum(load_metadata(first_of_own, True, FOLLOWS_STORE), 0)
+        end = tl.minimum(load_metadata(first_of_next, True, FOLLOWS_STORE), tokens)
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
@@ -182,7 +132,7 @@ def paged_attention_kernel(
     if not HAS_EARLY_KEYS:
         if STARTS_EARLY:
             tl.extra.cuda.gdc_wait()
-        q, q_odd, lack = _load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
+        q, q_odd, lack = load_queries(queries + dim[None, :], is_dim[None, :], IS_PAIRED)
     if REST_DIM:
         rest = tl.arange(0, BLOCK_R)
         is_rest = rest < REST_DIM
@@ -190,69 +140,57 @@ def paged_attention_kernel(
 
     # The keys that some row of this tile may see.
     keys_begin, keys_end = 0, tl.minimum(length, max_keys)
+    position = prefix + own_query
     if MASK_COLUMNS:
-        mask_row = mask + token[:, None] * MASK_COLUMNS
-        column = tl.arange(0, BLOCK_C)
-        is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
-        path = _load_metadata(mask_row + column[None, :], is_entry, FOLLOWS_STORE) != 0
+        keys_end = tl.minimum(tl.maximum(prefix, 0), max_keys)
         if WINDOW:
-            # Positions are numbers of keys: those before the mask, then those of the path.
-            path &= (column + prefix >= 0)[None, :]
-            before = tl.maximum(prefix, 0)
-            position = before + tl.sum(path.to(tl.int32), 1) - 1
-            window_begin = _window_begin(position, WINDOW, CHUNKED)
-            if CHUNKED or WINDOW < MASK_COLUMNS:  # a window may begin within the path
-                path &= before + tl.cumsum(path.to(tl.int32), 1) > window_begin[:, None]
-                first_column = tl.min(tl.where(path, column[None, :], MASK_COLUMNS), 1)
-                window_begin = tl.where(window_begin > prefix, prefix + first_column, window_begin)
-            window_begin = tl.where(own_query < width, window_begin, length)
-            keys_begin = tl.maximum(tl.min(window_begin, 0), 0)
-        if IS_WORD:
-            bit = tl.full([1, 1], 1, WORD) << column[None, :].to(WORD)
-            hidden = tl.sum(tl.where(path | (column >= MASK_COLUMNS)[None, :], 0, bit), 1)
-            all_hidden = tl.reduce(hidden, 0, _both)
+            path = load_paths(
+                mask, token, is_row & (request < requests), prefix, max_keys, MASK_COLUMNS, BLOCK_C,
+                FOLLOWS_STORE,
+            )  # fmt: skip
+            position = keys_end + tl.sum(path.to(tl.int32), 1) - 1
+        keys_end = keys_end // BLOCK_N * BLOCK_N
     else:
         last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, rows - 1)
         keys_end = tl.minimum(keys_end, prefix + last_query + 1)
-        if WINDOW:
-            window_begin = _window_begin(prefix + own_query, WINDOW, CHUNKED)
-            first_begin = _window_begin(prefix + first_row // GROUP, WINDOW, CHUNKED)
-            keys_begin = tl.maximum(first_begin, 0)
+    if WINDOW:
+        own_begin = window_begin(position, WINDOW, CHUNKED)
+        keys_begin = tl.maximum(tl.min(tl.where(is_row, own_begin, keys_end), 0), 0)
     keys_end = tl.maximum(keys_end, keys_begin)
     open_end = tl.minimum(prefix, keys_end)  # every row sees all keys before
+    # A split has the segments that begin in its even share of the keys.
+    first_segment = length * 0
     if WINDOW:
-        first += keys_begin // RUN * RUN
+        first_segment = segment_at(keys_begin)
+    end_segment = tl.where(keys_end > keys_begin, segment_at(keys_end - 1) + 1, first_segment)
+    segment, stop = first_segment, end_segment
+    if IS_SPLIT:
+        share = tl.cdiv(keys_end - keys_begin, splits)
+        before = keys_begin + split * share - 1  # the last key of the splits before
+        if split > 0:
+            segment = tl.minimum(segment_at(before) + 1, end_segment)
+        if split < splits - 1:
+            stop = tl.minimum(segment_at(before + share) + 1, end_segment)
+    first = tl.maximum(segment_begin(segment), keys_begin // BLOCK_N * BLOCK_N)
+    last = tl.minimum(segment_begin(stop), keys_end)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    # Sums over the keys of a block wait for other warps. Latents leave no registers to delay them.
-    SUMS_LATE: tl.constexpr = not SHARED
-    if SUMS_LATE:
-        late = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if sinks is not None:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        top = tl.where(split == 0, sink, top)
-        total = tl.where(split == 0, 1.0, total)
-    if IS_PAIRED:
-        acc = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
-        acc_odd = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
-    else:
-        acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
+    if not IS_SPLIT:
+        whole_acc, whole_top, whole_total = sink_sums(sinks, head, is_row, BLOCK_M, BLOCK_E)
     if key_scale_M is not None:
         scale_log2 *= tl.load(key_scale_M + kv_head)
-    if WINDOW:
-        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        next_page = _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-        two_pages |= next_page << 32
-        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
+    two_pages = _load_pages(pages, first + runs, last, PAGE_SIZE, FOLLOWS_STORE)
+    next_page = _load_pages(pages, first + runs + BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
+    two_pages |= next_page << 32
+    third_page = _load_pages(pages, first + runs + 2 * BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
     # Keys are requested next, before the weights of the next kernel.
     if STARTS_EARLY and not HAS_EARLY_KEYS:
         tl.extra.cuda.gdc_launch_dependents()
     if STARTS_EARLY and HAS_EARLY_KEYS and first + BLOCK_N > prefix:
         tl.extra.cuda.gdc_wait()  # the first block may have rows of this call
     waited = 0  # see ``offset_after_wait``
-    paced = tl.where(first + 2 * step < keys_end, first, -1)
-    for start in range(first, keys_end, step):
+    paced = tl.where(first + 2 * BLOCK_N < last, first, -1)
+    for start in range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < keys_end
         if WINDOW:
@@ -263,40 +201,15 @@ def paged_attention_kernel(
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
         two_pages = (two_pages >> 32) | (third_page << 32)
-        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE, FOLLOWS_STORE)
-
-        own_key = key - prefix
-        if MASK_COLUMNS and IS_WORD:
-            # Keys before the mask are large unsigned numbers: their bit is the last, which is 0
-            # unless the mask has a column for it.
-            shift = tl.minimum(own_key.to(tl.uint32, bitcast=True), BITS - 1).to(WORD)
-            visible = ((hidden[:, None] >> shift[None, :]) & 1) == 0
-            seen = ((all_hidden >> shift) & 1) == 0
-            if MASK_COLUMNS == BITS:
-                visible |= (own_key < 0)[None, :]
-                seen |= own_key < 0
-            visible &= is_key[None, :]
-            seen &= is_key
-        elif MASK_COLUMNS:
-            is_column = (own_key >= 0) & is_key
-            is_cell = (own_query < width)[:, None] & is_column[None, :]
-            tree = _load_metadata(mask_row + own_key[None, :], is_cell, FOLLOWS_STORE) != 0
-            visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
-        else:
-            visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
-            seen = is_key  # its last query sees all of a chain's keys
-        if WINDOW:
-            visible = visible & (key[None, :] >= window_begin[:, None])
-        if MASK_COLUMNS and not IS_WORD:
-            seen = tl.max(visible.to(tl.int32), 0) != 0
+        third_page = _load_pages(pages, run + 3 * BLOCK_N, last, PAGE_SIZE, FOLLOWS_STORE)
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
         keys = key_cache + waited + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
         if SHARED:
             v = tl.load(
-                keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
+                keys[:, None] + dim[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
             )
-            scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
+            k = tl.trans(v)
         else:
             # Keys behind the last are hidden below, and every entry of the page table is a page.
             # Entries before a window need not be.
@@ -305,78 +218,76 @@ def paged_attention_kernel(
             values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
             if HAS_EARLY_KEYS and STARTS_EARLY:
                 values += _offset_after_copies(start == paced)
-            is_cell = seen[:, None] & is_part[None, :]
+            is_cell = is_key[:, None] & is_part[None, :]
             v = tl.load(values[:, None] + part[None, :], mask=is_cell, other=0.0)
             if HAS_EARLY_KEYS:
                 if STARTS_EARLY:
                     waited = offset_after_wait(start)
                 elements = queries + waited + dim[None, :]
-                q, q_odd, lack = _load_queries(elements, is_dim[None, :], IS_PAIRED)
-            if IS_PAIRED:
-                k, k_odd = float8_pairs(k, HAS_FLOAT8_CVT)
-                scores = tl.dot(q, k)
-                scores = tl.dot(q_odd, k_odd, scores)
-            else:
-                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+                q, q_odd, lack = load_queries(elements, is_dim[None, :], IS_PAIRED)
+        scores = products(q, q_odd, k, IS_PAIRED, HAS_FLOAT8_CVT, PRECISION)
         if REST_DIM:
             is_cell = is_rest[:, None] & is_key[None, :]
             k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
             scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
-        if IS_PAIRED:
-            scores *= (scale_log2 * lack)[:, None]
-        else:
-            scores *= scale_log2
-        if HAS_CAP:  # cap * tanh(score / cap)
-            scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
+        scores = scaled(scores, lack, scale_log2, cap_log2, IS_PAIRED, HAS_CAP)
         if WINDOW or SHARED or start + BLOCK_N > open_end:
+            visible = (key[None, :] - prefix <= own_query[:, None]) & is_key[None, :]
+            if WINDOW:
+                visible = visible & (key[None, :] >= own_begin[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # Without this, a row that has seen no key yet would compute inf - inf.
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink
-        if SUMS_LATE:
-            late = late * shrink[:, None] + weights
-        else:
-            total += tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        if IS_PAIRED:
-            v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
-            acc_odd = acc_odd * shrink[:, None]
-            acc_odd = tl.dot(weights.to(tl.float16), v_odd, acc_odd)
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
-        top = new_top
+        acc, acc_odd, top, total = add_block(
+            acc, acc_odd, top, total, scores, v, q, IS_PAIRED, HAS_FLOAT8_CVT, PRECISION
+        )
+        is_end = start + BLOCK_N == segment_begin(segment + 1)
+        if IS_SPLIT or not MASK_COLUMNS:
+            is_end |= start + BLOCK_N >= last
+        if is_end:
+            own_acc, own_total = whole_sums(acc, acc_odd, total, IS_PAIRED)
+            if IS_SPLIT:
+                place = (segment - first_segment).to(tl.int64) * tokens * HEADS + token * HEADS
+                store_sums(
+                    segment_acc, segment_top, segment_total, place + head, is_row, dim, own_acc,
+                    top, own_total, VALUE_DIM,
+                )  # fmt: skip
+            else:
+                whole_acc, whole_top, whole_total = joined(
+                    whole_acc, whole_top, whole_total, own_acc, top, own_total
+                )
+            segment += 1
+            acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
 
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()  # of programs without keys
-    if SUMS_LATE:
-        total += tl.sum(late, 1)
-    if IS_PAIRED:
-        acc = tl.interleave(acc, acc_odd)
-    # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
-    divisor = tl.where(total == 0.0, -1.0, total)
-    result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
-    if value_scale_M is not None:
-        result *= tl.load(value_scale_M + kv_head)
-    # The compiler sees that rows are aligned, and stores 16 bytes at a time.
-    outs = out + split.to(tl.int64) * tokens * (HEADS * VALUE_DIM)
-    cells = outs + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
-    is_cell = is_row[:, None] & is_dim[None, :]
-    tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
+    place = token * HEADS + head
     if IS_SPLIT:
-        weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
-        own_lse = lse + split.to(tl.int64) * tokens * HEADS
-        tl.store(own_lse + token * HEADS + head, weight_log2, mask=is_row)
+        if split == 0:
+            tl.store(segment_count + place, end_segment - first_segment, mask=is_row)
+    elif MASK_COLUMNS:
+        store_sums(
+            segment_acc, segment_top, segment_total, place, is_row, dim, whole_acc, whole_top,
+            whole_total, VALUE_DIM,
+        )  # fmt: skip
+        own_acc, own_total = whole_sums(acc, acc_odd, total, IS_PAIRED)
+        store_sums(
+            segment_acc, segment_top, segment_total, place + tokens * HEADS, is_row, dim, own_acc,
+            top, own_total, VALUE_DIM,
+        )  # fmt: skip
+    else:
+        value_scale = None
+        if value_scale_M is not None:
+            value_scale = tl.load(value_scale_M + kv_head)
+        store_attended(out, place, is_row, dim, whole_acc, whole_total, value_scale, VALUE_DIM)
 
-    if rows < width:
+    if not MASK_COLUMNS and rows < width:
         # The requests before this one have request * width - begin unused lanes.
         spare = tl.load(cu_seqlens_q_B1 + requests) + request * width - begin + own_query - rows
         spare = spare.to(tl.int64)
         is_spare = (own_query >= rows) & (own_query < width) & (spare >= 0) & (spare < tokens)
-        cells = outs + (spare[:, None] * HEADS + head[:, None]) * VALUE_DIM
-        is_cell = is_spare[:, None] & is_dim[None, :]
-        tl.store(cells + dim[None, :], 0.0, mask=is_cell)
         if IS_SPLIT:
-            tl.store(own_lse + spare * HEADS + head, float("-inf"), mask=is_spare)
+            if split == 0:
+                tl.store(segment_count + spare * HEADS + head, 0, mask=is_spare)
+        else:
+            cells = out + (spare[:, None] * HEADS + head[:, None]) * VALUE_DIM
+            is_cell = is_spare[:, None] & is_dim[None, :]
+            tl.store(cells + dim[None, :], 0.0, mask=is_cell)

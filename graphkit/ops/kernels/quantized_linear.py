@@ -1,12 +1,14 @@
-"""Products of few rows, with quantised weights and others, for CUDA.
+"""Products with quantised weights and others, for CUDA.
 
 Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 
 ``choose_product`` selects the kernel of ``tiled_linear.py``, or one that streams the weight, which
 ``streamed_launch.py`` launches. Where the outputs give too few tiles for the device, the inputs are
-split. Each part writes its sums in float32, and a second kernel adds them in order. The split
-depends on the weight alone, and on the range of the number of rows, such as up to ``FEW_ROWS``:
-within a range, a row's result does not depend on the other rows.
+split. Each part writes its sums in float32, and a second kernel adds them in order.
+
+The bits of a row do not depend on the other rows. The weight alone decides the parts, and which
+lines of a part have a sum of their own. Blocks of 128 inputs are added in order, each multiplied by
+its scale. The numbers are exact in the dtype of the rows.
 """
 
 from typing import Any
@@ -18,12 +20,13 @@ import triton.language as tl
 from graphkit.ops.kernels.decoder import gate_rows, sum_of_parts
 from graphkit.ops.kernels.devices import check_float8
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.kernels.quantized_linear_config import Product, choose_product
+from graphkit.ops.kernels.quantized_linear_config import Product, TiledProduct, choose_product
 from graphkit.ops.kernels.quantized_numbers import float8_numbers, nibbles, of_block, scale_row
 from graphkit.ops.kernels.streamed_launch import launch_streamed
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.kernels.tiled_linear import launch_tiles
-from graphkit.ops.quantized_layout import BLOCK
+from graphkit.ops.linear import MOST_ROWS_IN_PARTS
+from graphkit.ops.quantized_layout import BLOCK, dequantized
 
 SUM_BLOCK = 512
 """Results that a program of the second kernel adds."""
@@ -42,46 +45,41 @@ def sum_parts_kernel(
 
 
 @triton.jit
-def dequantize_kernel(
-    out, weight, scale, zero_point, N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr,
+def widen_kernel(
+    out, weight, zero_point, N: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr,
     IS_PACKED: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per step of the inputs, as in ``linear_kernel``, and tile of outputs."""
-    if STARTS_EARLY:
-        # The next kernel is one of cuBLAS, which does not start early.
-        tl.extra.cuda.gdc_wait()
+    """Convert the numbers of a weight to the dtype of ``out``, without scales, which is exact.
+
+    One program per step of the inputs, as in ``linear_kernel``, and tile of outputs.
+    """
+    wait_for_kernel_before(STARTS_EARLY)
     step = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
     lane = tl.arange(0, 128)
     element = step * 128 + lane
     is_n, is_number = n < N, (n < N)[:, None] & (element < ROW)[None, :]
     row = n.to(tl.int64)[:, None]
     loaded = tl.load(weight + row * ROW + element[None, :], mask=is_number, other=0)
-    place = scale_row(n, N, SCALE_ROWS) * SCALE_COLUMNS
-    column = step * STEP_BLOCKS
-    if SCALE_COLUMNS == 1:
-        column = 0
-    factor = of_block(scale, place, column, is_n, SCALE_COLUMNS, False).to(tl.float32)
-    at = step * STEP_BLOCKS * 128 + lane
-    place_out = out + row * K + at[None, :]
     if IS_PACKED:
-        high_column = column if SCALE_COLUMNS == 1 else column + 1
-        high_factor = of_block(scale, place, high_column, is_n, SCALE_COLUMNS, False)
+        at = step * 256 + lane
+        place = scale_row(n, N, SCALE_ROWS) * SCALE_COLUMNS
         zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
         high_zero = zero
         if zero_point is not None:
+            column = step * 2 if SCALE_COLUMNS > 1 else 0
+            high_column = step * 2 + 1 if SCALE_COLUMNS > 1 else 0
             zero = of_block(zero_point, place, column, is_n, SCALE_COLUMNS, False)
             high_zero = of_block(zero_point, place, high_column, is_n, SCALE_COLUMNS, False)
-        low = nibbles(loaded, zero, tl.float32, 0) * factor
-        high = nibbles(loaded, high_zero, tl.float32, 4) * high_factor.to(tl.float32)
-        is_low, is_high = is_n[:, None] & (at < K)[None, :], is_n[:, None] & (at + 128 < K)[None, :]
-        tl.store(place_out, low.to(out.dtype.element_ty), mask=is_low)
-        tl.store(place_out + 128, high.to(out.dtype.element_ty), mask=is_high)
+        low = nibbles(loaded, zero, out.dtype.element_ty, 0)
+        high = nibbles(loaded, high_zero, out.dtype.element_ty, 4)
+        numbers = out + row * K + at[None, :]
+        tl.store(numbers, low, mask=is_n[:, None] & (at < K)[None, :])
+        tl.store(numbers + 128, high, mask=is_n[:, None] & (at + 128 < K)[None, :])
     else:
-        wide = float8_numbers(loaded, tl.float32) * factor
-        tl.store(place_out, wide.to(out.dtype.element_ty), mask=is_number)
+        wide = float8_numbers(loaded, out.dtype.element_ty)
+        tl.store(out + row * K + element[None, :], wide, mask=is_number)
 
 
 def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.Tensor:
@@ -98,11 +96,14 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
     bits = 4 if is_packed else 8
     product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
     if product is None:
-        matrix = x.new_empty(outputs, inputs)
-        grid = triton.cdiv(numbers.shape[1], BLOCK), triton.cdiv(outputs, 64)
-        launch(dequantize_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
+        matrix = dequantized(numbers, scale, args.zero_point, inputs, x.dtype)
         bias = None if args.bias is None else args.bias.to(x.dtype)
         return finished(args, torch.nn.functional.linear(x, matrix, bias))
+    if isinstance(product, TiledProduct) and product.widens:
+        matrix = x.new_empty(outputs, inputs)
+        grid = triton.cdiv(numbers.shape[1], BLOCK), triton.cdiv(outputs, 64)
+        launch(widen_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
+        weight |= {"weight": matrix, "ROW": inputs, "IS_PACKED": False, "zero_point": None}
     return launch_product(args, product, x, **weight)
 
 
@@ -117,6 +118,11 @@ def launch_product(args: Any, product: Product, x: torch.Tensor, **weight: Any) 
     """
     rows, outputs = len(x), weight["N"]
     splits = product.splits
+    if splits > 1 and rows > MOST_ROWS_IN_PARTS:
+        sliced = args._replace(split_k_partials=False)
+        slices = x.split(MOST_ROWS_IN_PARTS)
+        out = torch.cat([launch_product(sliced, product, rows, **weight) for rows in slices])
+        return out[None] if args.split_k_partials else out
     is_gated = args.swiglu and splits == 1 and outputs % product.outputs == 0
     columns = outputs // 2 if is_gated else outputs
     dtype = x.dtype if splits == 1 else torch.float32

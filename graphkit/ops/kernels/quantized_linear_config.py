@@ -8,7 +8,12 @@ import torch
 import triton
 
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
-from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS, choose_streamed
+from graphkit.ops.kernels.streamed_linear_config import (
+    FEW_ROWS,
+    MOST_STREAMED_ROWS,
+    choose_streamed,
+    choose_streamed_by_warpgroups,
+)
 from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS, choose_streamed_plain
 from graphkit.ops.kernels.streamed_product import RESERVED_BYTES, StreamedProduct
 from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
@@ -16,9 +21,10 @@ from graphkit.ops.quantized_layout import BLOCK, blocks, pairs
 DTYPES_OF_16_BITS = torch.bfloat16, torch.float16
 """Dtypes of rows that are multiplied in 16 bits."""
 MOST_ROWS = 256
-"""Most rows of the kernel. More are limited by arithmetic, where cuBLAS over a dequantised weight
-is faster: writing and reading that weight takes the time of the products of about 460 rows on an
-H200 (five bytes per weight at 4.3 TB/s, two operations per weight and row at 790 TFLOP/s)."""
+"""Most rows that convert the numbers of a quantised weight on the way. More are limited by
+arithmetic: each tile of rows would convert them again. Writing and reading a converted weight takes
+the time of the products of about 460 rows on an H200 (five bytes per weight at 4.3 TB/s, two
+operations per weight and row at 790 TFLOP/s)."""
 TILE, LARGE_TILE = 32, 128
 """Outputs of a program of few rows, 4 KiB of numbers per step of its loop, and of more rows. Over
 numbers of four bits, two programs of a multiprocessor have half of the larger tile each: their
@@ -52,6 +58,9 @@ class TiledProduct:
             numbers of four bits.
         early_bytes: Bytes of each row of the weight that a program requests while the kernel before
             it runs, 0 or a power of two of at least 128.
+        sums: As of ``StreamedProduct``.
+        line_steps: Steps of a line of a quantised weight.
+        widens: Whether another kernel converts the numbers of a quantised weight before.
     """
 
     outputs: int
@@ -61,16 +70,15 @@ class TiledProduct:
     num_stages: int = 4
     unroll: int = 1
     early_bytes: int = 512
-
-    @property
-    def is_warpgroup(self) -> bool:
-        """Whether Triton multiplies by the instructions of a warpgroup (``wgmma``)."""
-        return self.num_warps % 4 == 0 and self.outputs % 64 == 0 and self.rows >= 16
+    sums: int = 1
+    line_steps: int = 1
+    widens: bool = False
 
     @property
     def pack(self) -> int:
         """Consecutive numbers of a row in a register."""
-        return 2 if self.is_warpgroup else 4
+        is_warpgroup = self.num_warps % 4 == 0 and self.outputs % 64 == 0 and self.rows >= 16
+        return 2 if is_warpgroup else 4
 
 
 Product = TiledProduct | StreamedProduct
@@ -88,9 +96,9 @@ def choose_product(
 ) -> Product | None:
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
-    cuBLAS multiplies by the weight in the dtype of the rows, which is dequantised before. A weight
-    of 16 bits is multiplied by the kernel where the kernel can start early and its tiles divide the
-    weight. Weights are streamed where ``choose_streamed`` or ``choose_streamed_plain`` finds a way.
+    That is for float64, and for weights that are not quantised where no kernel starts early.
+    Weights are streamed where ``choose_streamed`` or ``choose_streamed_plain`` finds a way. The
+    parts and the sums of a part do not depend on the rows.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -105,30 +113,58 @@ def choose_product(
         dtype: The dtype of the rows.
     """
     processors, shared_bytes = multiprocessors(device)
-    can_stream = has_dependent_launch(device) if rows <= FEW_ROWS else has_warpgroups(device)
-    if bits <= 8 and dtype in DTYPES_OF_16_BITS and can_stream:
-        streamed = choose_streamed(rows, inputs, outputs, bits, processors, shared_bytes)
-        if streamed is not None:
-            return streamed
     if bits > 8:
         starts_early = device.type != "cuda" or has_dependent_launch(device)
-        is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
-        if bits > 16 or not (starts_early and is_divided):
+        if dtype == torch.float64 or not starts_early:
             return None
-        if has_warpgroups(device):
+        if dtype == torch.float32:
+            splits = choose_splits(inputs, -(-outputs // TILE), PLAIN_PROGRAMS * processors, bits)
+            tile = min(64, max(16, triton.next_power_of_2(rows)))
+            return TiledProduct(TILE, tile, splits, num_stages=2, early_bytes=0)
+        is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
+        if is_divided and has_warpgroups(device):
             streamed = choose_streamed_plain(rows, inputs, outputs, processors, shared_bytes)
             if streamed is not None:
                 return streamed
-        splits = choose_splits(inputs, outputs // PLAIN_TILE, PLAIN_PROGRAMS * processors, bits)
+        tiles = -(-outputs // PLAIN_TILE)
+        splits = choose_splits(inputs, tiles, PLAIN_PROGRAMS * processors, bits)
         tile = max(16, triton.next_power_of_2(min(rows, FEW_PLAIN_ROWS)))
         stages = 4 if tile <= 32 else 3
         return TiledProduct(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
-    if rows > MOST_ROWS or dtype == torch.float64:
+    if dtype == torch.float64:
         return None
-    if rows > FEW_ROWS and dtype != torch.float32:
-        tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 2)
-        splits = choose_splits(inputs, -(-outputs // tile), programs * processors, bits)
-        return TiledProduct(tile, 64, splits, num_warps=tile // 16, num_stages=3)
+    can_stream = dtype in DTYPES_OF_16_BITS and has_dependent_launch(device)
+    few: Product | None = None
+    if can_stream:
+        few_rows = min(rows, FEW_ROWS)
+        few = choose_streamed(few_rows, inputs, outputs, bits, processors, shared_bytes)
+    if few is None:
+        few = _few_rows_in_tiles(rows, inputs, outputs, bits, processors, shared_bytes, dtype)
+    if rows <= FEW_ROWS or dtype == torch.float32:
+        return few
+    if isinstance(few, StreamedProduct) and rows <= MOST_STREAMED_ROWS and has_warpgroups(device):
+        many = choose_streamed_by_warpgroups(
+            few, rows, inputs, outputs, bits, processors, shared_bytes
+        )
+        if many is not None:
+            return many
+    if rows > MOST_ROWS:
+        return TiledProduct(
+            LARGE_TILE, LARGE_TILE, few.splits, num_warps=8, num_stages=3, early_bytes=0,
+            sums=few.sums, line_steps=blocks_of_step(bits), widens=True,
+        )  # fmt: skip
+    tile = LARGE_TILE if bits == 8 else LARGE_TILE // 2
+    return TiledProduct(tile, 64, few.splits, num_warps=tile // 16, num_stages=3, sums=few.sums)
+
+
+def _few_rows_in_tiles(
+    rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int,
+    dtype: torch.dtype,
+) -> TiledProduct:  # fmt: skip
+    """Return how few rows, or any number in float32, run by ``linear_kernel``.
+
+    The arguments are those of ``choose_product``, with what it knows of the device.
+    """
     tiles, tile = -(-outputs // TILE), min(64, max(8, triton.next_power_of_2(rows)))
     splits = choose_splits(inputs, tiles, PROGRAMS[bits] * processors, bits)
     if dtype == torch.float32:

@@ -16,9 +16,9 @@ from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.kernels.streamed_warpgroup import streamed_warpgroup_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
-WARPGROUP_REGISTERS = 128
-"""Most registers of a thread of ``streamed_warpgroup_kernel``: two programs of two warpgroups then
-share a multiprocessor."""
+WARPGROUP_REGISTERS = 128, 168
+"""Most registers of a thread of ``streamed_warpgroup_kernel`` with one sum, and with several: two
+programs of two warpgroups then share a multiprocessor, or three of one."""
 LINE_BYTES = 128
 """Bytes of a line of an output, the most that a descriptor swizzles."""
 
@@ -57,7 +57,7 @@ def launch_streamed(
         kernel, bytes_of_thread = streamed_linear_kernel, 4
         if not has_few_rows:
             kernel, bytes_of_thread = streamed_warpgroup_kernel, 2
-            options["maxnreg"] = WARPGROUP_REGISTERS
+            options |= {"maxnreg": WARPGROUP_REGISTERS[product.sums > 1], "SUMS": product.sums}
         bits = 4 if weight["IS_PACKED"] else 8
         pieces = pieces_of_line(product.rows, bits)
         stages = min(product.num_stages, steps * pieces + 1)

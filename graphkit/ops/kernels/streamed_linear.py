@@ -9,10 +9,11 @@ runs, since the weight does not depend on that kernel. Few are in flight at a ti
 One thread requests a stage, by a descriptor of the weight and one of the rows (TMA of sm_90). A
 barrier of the stage counts the bytes. The other threads only wait, convert and multiply.
 
-Numbers are multiplied by the instructions of a warp. Their operands may hold the inputs in any
-order, if both share it: a thread takes 16 consecutive bytes of an output from shared memory, and
-the same inputs of its row. The layouts that Triton's compiler chooses take two bytes at a time.
-More than ``FEW_ROWS`` rows are multiplied by ``streamed_warpgroup.py``.
+Numbers are multiplied by the instructions of a warp. Each has 16 inputs of both operands, which may
+hold them in any order, if both share it: a thread takes four consecutive bytes of an output from
+shared memory, and the same inputs of its row. The layouts that Triton's compiler chooses take two
+bytes at a time. More than ``FEW_ROWS`` rows are multiplied by ``streamed_warpgroup.py``, which adds
+the same products in the same order (``add_block``).
 """
 
 from triton.experimental import gluon
@@ -22,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.streamed_tile import (
+    add_block,
     barriers,
     float8_numbers,
     group_values,
@@ -36,6 +38,7 @@ from graphkit.ops.kernels.streamed_tile import (
     stages_of,
     store_tile,
     stored_table,
+    sum_of_lines,
     zero_offset,
 )
 
@@ -56,12 +59,12 @@ def _of_groups(table, block, layout: gl.constexpr):
 def _as_left(numbers, layout: gl.constexpr):
     """Return numbers, [LINES, N, K], as the left operand of a product, each in its thread.
 
-    A thread has 16 consecutive inputs of each 64. The operand's layout gives it two columns of each
-    eight, so that input 16 t + 4 s + 2 h + e of 64 is column 16 s + 8 h + 2 t + e.
+    A thread has four consecutive inputs of each 16. The operand's layout gives it two columns of
+    each eight, so that input 4 t + 2 h + e of 16 is column 8 h + 2 t + e.
     """
     shape: gl.constexpr = numbers.shape
-    parts = gl.reshape(numbers, [shape[0], shape[1], shape[2] // 64, 4, 4, 2, 2])
-    parts = gl.permute(parts, (0, 1, 2, 4, 5, 3, 6))
+    parts = gl.reshape(numbers, [shape[0], shape[1], shape[2] // 16, 4, 2, 2])
+    parts = gl.permute(parts, (0, 1, 2, 4, 3, 5))
     return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
 
 
@@ -69,8 +72,8 @@ def _as_left(numbers, layout: gl.constexpr):
 def _as_right(inputs, layout: gl.constexpr):
     """Return inputs, [LINES, K, T], as the right operand, in the order of ``_as_left``."""
     shape: gl.constexpr = inputs.shape
-    parts = gl.reshape(inputs, [shape[0], shape[1] // 64, 4, 4, 2, 2, shape[2]])
-    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5, 6))
+    parts = gl.reshape(inputs, [shape[0], shape[1] // 16, 4, 2, 2, shape[2]])
+    parts = gl.permute(parts, (0, 1, 3, 2, 4, 5))
     return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
 
 
@@ -105,7 +108,7 @@ def streamed_linear_kernel(
     flight. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters are
     those of ``linear_kernel``.
     """
-    WIDTH: gl.constexpr = 16  # consecutive bytes of a thread, and as many inputs
+    WIDTH: gl.constexpr = 4  # consecutive bytes of a thread, and as many inputs
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     TEAM: gl.constexpr = WARPS // LINES
@@ -145,7 +148,7 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, LINES, 1)
+    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, LINES, 1, STEPS)
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:
@@ -157,7 +160,7 @@ def streamed_linear_kernel(
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
         weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
-        LINES, 1,
+        LINES, 1, STEPS,
     )  # fmt: skip
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -184,15 +187,12 @@ def streamed_linear_kernel(
                 numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 4)
             numbers = _as_left(numbers, left)
             if HAS_GROUPS:
-                of_groups = _of_groups(factors, block_of_part, mma).to(gl.float32)
-                total += mma_v2(numbers, rest, none) * of_groups
-            else:
-                total = mma_v2(numbers, rest, total)
+                factor = _of_groups(factors, block_of_part, mma).to(gl.float32)
+            total = add_block(total, mma_v2(numbers, rest, none), factor)
         free = held
         phase = gl.where(held == STAGES - 1, 1 - phase, phase)
         held = gl.where(held == STAGES - 1, 0, held + 1)
-    if not HAS_GROUPS:
-        total *= factor
+    total = sum_of_lines(total)
     if BITS == 4:
         total *= UNITS
-    store_tile(out, gl.sum(total, 0), bias, rows, N, OUTPUTS, IS_GATED)
+    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)

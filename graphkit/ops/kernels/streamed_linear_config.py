@@ -5,6 +5,7 @@ The numbers below are for an H200. ``tools/bench/linear_chain.py --sweep`` compa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import ceil, gcd
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from graphkit.ops.kernels.streamed_product import (
     LARGE,
     LEAST_LINES,
     LINES_IN_SHARED_MEMORY,
-    MOST_PARTS,
     OCCUPIED,
     RESERVED_BYTES,
     USUAL,
@@ -27,7 +27,7 @@ from graphkit.ops.kernels.streamed_product import (
 from graphkit.ops.quantized_layout import BLOCK
 
 FEW_ROWS = 32
-"""Up to this number of rows, a row's result has the bits of the row alone."""
+"""Most rows that are multiplied by the instructions of a warp."""
 MOST_STREAMED_ROWS = 64
 """Most rows for which a quantised weight streams. More rows run by ``linear_kernel``."""
 WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
@@ -68,12 +68,11 @@ class TilingCandidate(NamedTuple):
 def choose_streamed(
     rows: int, inputs: int, outputs: int, bits: int, processors: int, shared_bytes: int
 ) -> StreamedProduct | None:
-    """Return how to stream a quantised weight, or ``None``.
+    """Return how to stream a quantised weight for up to ``FEW_ROWS`` rows, or ``None``.
 
-    There is none for too many rows, for lines that do not divide the weight into equal parts, and
-    where the shared memory is too small. Up to ``FEW_ROWS`` rows, the number of rows changes
-    neither whether there is one, nor the parts and the lines of a step, so that a row's result
-    has the same bits for all these numbers. The same holds above ``FEW_ROWS``.
+    There is none for lines that do not divide the weight into equal parts, and where the shared
+    memory is too small. The number of rows changes neither whether there is one, nor the parts and
+    the lines of a step, so that a row's result has the same bits for all these numbers.
 
     Args:
         rows: Rows of the batch.
@@ -83,16 +82,52 @@ def choose_streamed(
         processors: Multiprocessors of the device.
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
-    if rows > MOST_STREAMED_ROWS or outputs % USUAL[0] or inputs * bits % 1024:
+    if outputs % USUAL[0] or inputs * bits % 1024:
         return None
+    lines, least_parts = inputs * bits // 1024, -(-inputs // MOST_INPUTS)
+    candidates = _candidates_of_few_rows(lines, outputs, least_parts, processors, bits)
+    sizes = inputs, outputs, bits, processors, shared_bytes
+    found = _first_that_fits(candidates, rows, FEW_ROWS, *sizes)
+    return found and replace(found, sums=found.lines)
+
+
+def choose_streamed_by_warpgroups(
+    few: StreamedProduct, rows: int, inputs: int, outputs: int, bits: int, processors: int,
+    shared_bytes: int,
+) -> StreamedProduct | None:  # fmt: skip
+    """Return how to stream a weight for up to ``MOST_STREAMED_ROWS`` rows, or ``None``.
+
+    Parts and sums are those of few rows. A warp multiplies 16 outputs: a warpgroup has 64.
+
+    Args:
+        few: How the weight streams for few rows.
+        rows: Rows of the batch.
+        inputs: Inputs of the weight.
+        outputs: Outputs of the weight.
+        bits: Bits of a number of the weight: 4 or 8.
+        processors: Multiprocessors of the device.
+        shared_bytes: Bytes of shared memory of a multiprocessor.
+    """
+    (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
+    candidates = [TilingCandidate(tile, tile // 16, programs, 1, most_lines, few.splits)]
+    if outputs >= 2 * tile * processors:
+        even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
+        wide = TilingCandidate(even, padded(even) // 16, programs, 1, most_lines, few.splits)
+        candidates.insert(0, wide)
+    sizes = inputs, outputs, bits, processors, shared_bytes
+    found = _first_that_fits(candidates, rows, MOST_STREAMED_ROWS, *sizes)
+    return found and replace(found, sums=few.sums)
+
+
+def _first_that_fits(
+    candidates: list[TilingCandidate], rows: int, most_rows: int, inputs: int, outputs: int,
+    bits: int, processors: int, shared_bytes: int,
+) -> StreamedProduct | None:  # fmt: skip
+    """Return the first tiling that fits into shared memory for ``most_rows``, for these rows.
+
+    The other arguments are those of ``choose_streamed``.
+    """
     lines, (least_lines, _) = inputs * bits // 1024, LINES_IN_SHARED_MEMORY
-    least_parts = -(-inputs // MOST_INPUTS)
-    if rows <= FEW_ROWS:
-        most_rows = FEW_ROWS
-        candidates = _candidates_of_few_rows(lines, outputs, least_parts, processors, bits)
-    else:
-        most_rows = MOST_STREAMED_ROWS
-        candidates = _candidates_of_many_rows(lines, outputs, least_parts, processors)
     for candidate in candidates:
         fitting = partial(_fitting_stages, candidate, groups_of_part(inputs, candidate.parts), bits)
         least_stages = max(2, least_lines // candidate.lines)
@@ -159,29 +194,6 @@ def _idle_share(outputs: int, processors: int, candidate: TilingCandidate) -> fl
     """
     rounds = outputs / candidate.outputs / (candidate.programs * processors)
     return 1 - rounds / ceil(rounds)
-
-
-def _candidates_of_many_rows(
-    lines: int, outputs: int, least_parts: int, processors: int
-) -> list[TilingCandidate]:
-    """Return tilings of a quantised weight for more than ``FEW_ROWS`` rows, the best first.
-
-    A warp multiplies 16 outputs: a warpgroup has 64. The arguments are those of
-    ``_candidates_of_few_rows``.
-    """
-    (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
-    most = MOST_PARTS if outputs < tile * processors else 1
-    most = max(least_parts, min(most, lines // LEAST_LINES))
-    equal = [parts for parts in range(least_parts, most + 1) if lines % parts == 0]
-    if not equal:
-        return []
-    candidates = [TilingCandidate(tile, tile // 16, programs, 1, most_lines, equal[-1])]
-    if outputs >= 2 * tile * processors:
-        even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
-        candidates.insert(
-            0, TilingCandidate(even, padded(even) // 16, programs, 1, most_lines, equal[-1])
-        )
-    return candidates
 
 
 def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:

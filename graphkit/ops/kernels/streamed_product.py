@@ -43,6 +43,8 @@ class StreamedProduct:
         lines: Lines of each output in a step and in a stage, a power of two that divides the lines
             of a part.
         in_flight: Most stages of the weight in flight while the kernel before runs.
+        sums: Sums of a part of a quantised weight, added at its end: line i of a part belongs to
+            sum i modulo this number. For few rows, these are the lines of a step.
     """
 
     outputs: int
@@ -52,6 +54,7 @@ class StreamedProduct:
     num_warps: int = 4
     lines: int = 1
     in_flight: int = 2
+    sums: int = 1
 
     @property
     def padded_outputs(self) -> int:

@@ -62,6 +62,34 @@ def store_tile(
 
 
 @gluon.jit
+def add_block(total, block, factor):
+    """Return a sum plus that of a block of 128 inputs times its scale, with one rounding.
+
+    All kernels over quantised weights add blocks so, in the order of the inputs: the bits of a row
+    do not depend on which of them runs.
+    """
+    return gl.fma(block, factor, total)
+
+
+@gluon.jit
+def sum_of_lines(total):
+    """Return the sums of all lines of a step, [LINES, N, T], added in order."""
+    LINES: gl.constexpr = total.shape[0]
+    if LINES <= 2:
+        whole = gl.sum(total, 0)  # two numbers have one sum
+    else:
+        layout: gl.constexpr = gl.SliceLayout(0, total.type.layout)
+        memory: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        rows: gl.constexpr = [LINES * total.shape[1], total.shape[2]]
+        held = gl.allocate_shared_memory(gl.float32, total.shape, memory)
+        held._reinterpret(gl.float32, rows, memory).store(gl.reshape(total, rows))
+        whole = held.index(0).load(layout)
+        for line in gl.static_range(1, LINES):
+            whole += held.index(line).load(layout)
+    return whole
+
+
+@gluon.jit
 def scale_row(output, N: gl.constexpr, SCALE_ROWS: gl.constexpr):
     """Return the row of the scale of outputs."""
     row = output
@@ -164,9 +192,20 @@ def request_lines(weight, line, byte, box, barrier, is_step):
 
 
 @gluon.jit
+def line_of_step(step, LINES: gl.constexpr, STEPS: gl.constexpr):
+    """Return the line of a part that a step begins with.
+
+    STEPS steps have every LINES-th line, from the first one on. The next STEPS steps have the lines
+    behind these.
+    """
+    return step % STEPS * LINES + step // STEPS
+
+
+@gluon.jit
 def request_early(
     weight, boxes, ready, first, STAGE_BYTES: gl.constexpr, STAGES: gl.constexpr,
     EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
+    STEPS: gl.constexpr,
 ):  # fmt: skip
     """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
 
@@ -176,7 +215,8 @@ def request_early(
     for stage in gl.static_range(EARLY):
         if stage >= IN_FLIGHT:
             mbarrier.wait(ready.index(STAGES + stage - IN_FLIGHT), 0)
-        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
+        line = first + line_of_step(stage // PIECES, LINES, STEPS)
+        byte = stage % PIECES * (128 // PIECES)
         if stage < EARLY - IN_FLIGHT:
             barrier = ready.index(STAGES + stage)
             mbarrier.expect(barrier, weight.block_type.nbytes)
@@ -190,7 +230,7 @@ def request_early(
 def request_rest(
     weight, x, boxes, row_boxes, ready, first, first_row, STAGE_BYTES: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
-    PIECES: gl.constexpr,
+    PIECES: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     """Request the rows of all stages but the last, then the weight of those from EARLY on."""
     for stage in gl.static_range(STAGES - 1):
@@ -198,10 +238,12 @@ def request_rest(
             mbarrier.expect(ready.index(stage), x.block_type.nbytes)
         elif stage >= EARLY:
             mbarrier.expect(ready.index(stage), STAGE_BYTES)
-        place = [0, first + stage // PIECES * LINES, stage % PIECES, first_row, 0]
+        line = first + line_of_step(stage // PIECES, LINES, STEPS)
+        place = [0, line, stage % PIECES, first_row, 0]
         request(x, place, row_boxes.index(stage), ready.index(stage), True)
     for stage in gl.static_range(EARLY, STAGES - 1):
-        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
+        line = first + line_of_step(stage // PIECES, LINES, STEPS)
+        byte = stage % PIECES * (128 // PIECES)
         request_lines(weight, line, byte, boxes.index(stage), ready.index(stage), True)
 
 

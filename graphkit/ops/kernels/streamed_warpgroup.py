@@ -15,10 +15,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from graphkit.ops.kernels.gluon_launch import gdc_launch_dependents, gdc_wait
 from graphkit.ops.kernels.streamed_tile import (
+    add_block,
     barriers,
     float8_numbers,
     group_values,
     layout_of_lines,
+    line_of_step,
     nibbles,
     output_at,
     request,
@@ -40,15 +42,17 @@ def streamed_warpgroup_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS lines.
 
-    STAGES is at most the stages of a part and one more. Other parameters are those of
-    ``streamed_linear_kernel``.
+    Every SUMS-th line belongs to a sum of its own, as the lines of a step of
+    ``streamed_linear_kernel``, which has the other parameters. STAGES is at most the stages of a
+    part and one more.
     """
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     PIECES: gl.constexpr = BLOCKS  # of a line, each a stage
+    SUM_STEPS: gl.constexpr = STEPS // SUMS
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     UNITS: gl.constexpr = 64 if x.dtype == gl.bfloat16 else 512  # ``nibble_units``
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
@@ -85,7 +89,9 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, 1, PIECES)
+    request_early(
+        weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, SUMS, PIECES, SUM_STEPS
+    )  # fmt: skip
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:
@@ -96,17 +102,18 @@ def streamed_warpgroup_kernel(
 
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
-        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT, 1,
-        PIECES,
+        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
+        SUMS, PIECES, SUM_STEPS,
     )  # fmt: skip
     none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    total, held, phase, free = none, 0, 0, STAGES - 1
+    total, whole, held, phase, free = none, none, 0, 0, STAGES - 1
     for step in range(STEPS):
         lower, upper = none, none
         for piece in gl.static_range(PIECES):
             # Stage ``free`` is written again: its product has been waited for.
             ahead = step * PIECES + piece + STAGES - 1
-            line, ahead_piece = first + ahead // PIECES, ahead % PIECES
+            line = first + line_of_step(ahead // PIECES, SUMS, SUM_STEPS)
+            ahead_piece = ahead % PIECES
             is_stage = ahead < STEPS * PIECES
             barrier = ready.index(free)
             mbarrier.expect(barrier, NBYTES, pred=is_stage)
@@ -116,6 +123,7 @@ def streamed_warpgroup_kernel(
             request(x, place, row_boxes.index(free), barrier, is_stage)
             mbarrier.wait(ready.index(held), phase)
             loaded = lines.index(held).load(left)
+            block = line_of_step(step, SUMS, SUM_STEPS) * BLOCKS
             for part in gl.static_range(BLOCKS):
                 right = inputs.index(held * BLOCKS + part).permute((1, 0))
                 if BITS == 8:
@@ -123,25 +131,26 @@ def streamed_warpgroup_kernel(
                 else:
                     offset = zero
                     if HAS_GROUPS and zero_point is not None:
-                        table = zeros.index(step * BLOCKS + part)
-                        offset = table.permute((1, 0)).load(left)
+                        offset = zeros.index(block + part).permute((1, 0)).load(left)
                     numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 2)
-                if not HAS_GROUPS:
-                    total = warpgroup_mma(numbers, right, total)
-                elif part == 0:
+                if part == 0:
                     lower = warpgroup_mma(numbers, right, lower, use_acc=piece > 0)
                 else:
                     upper = warpgroup_mma(numbers, right, upper, use_acc=piece > 0)
             free = held
             phase = gl.where(held == STAGES - 1, 1 - phase, phase)
             held = gl.where(held == STAGES - 1, 0, held + 1)
-        if HAS_GROUPS:
-            for part in gl.static_range(BLOCKS):
-                table = factors.index(step * BLOCKS + part)
-                of_groups = table.permute((1, 0)).load(mma).to(gl.float32)
-                total += (upper if part else lower) * of_groups
-    if not HAS_GROUPS:
-        total *= factor
+        for part in gl.static_range(BLOCKS):
+            if HAS_GROUPS:
+                table = factors.index(block + part)
+                factor = table.permute((1, 0)).load(mma).to(gl.float32)
+            total = add_block(total, upper if part else lower, factor)
+        if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
+            if (step + 1) % SUM_STEPS == 0:
+                whole += total
+                total = none
+    if SUMS > 1:
+        total = whole
     if BITS == 4:
         total *= UNITS
     store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)

@@ -1,12 +1,12 @@
-"""Products of few rows with weights of any format, in tiles of outputs and rows, for CUDA.
+"""Products of rows with weights of any format, in tiles of outputs and rows, for CUDA.
 
 A program holds a tile of outputs by rows, and passes over a part of the inputs in steps. A step is
 128 numbers of each output, a block of inputs; or 128 bytes that hold the numbers of four bits of a
 pair of blocks (``graphkit.ops.quantized_layout``). The program loads the numbers, converts them in
 registers to the dtype of the rows, which is exact, and multiplies. Scales are applied to the sum of
-a block, or of all blocks where an output has one scale, and not to each number. The weight is the
-left operand of the product, so that few rows of ``x`` waste little of it. A weight of the dtype of
-the rows has no scales and is not converted.
+a block, and not to each number. The weight is the left operand of the product, so that few rows of
+``x`` waste little of it. A weight of the dtype of the rows is not converted: it has no scales, or
+numbers that were converted before, for many rows.
 """
 
 from typing import Any
@@ -33,11 +33,14 @@ from graphkit.ops.quantized_layout import BLOCK
 
 @triton.jit
 def _add_block(
-    total, numbers, x, factor, SCALES_BLOCKS: tl.constexpr, PRECISION: tl.constexpr
+    total, numbers, x, factor, IS_SCALED: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Return a sum plus the products of a block, times their factor if SCALES_BLOCKS holds."""
-    if SCALES_BLOCKS:
-        total += tl.dot(numbers, x, input_precision=PRECISION) * factor
+    """Return a sum plus the products of a block, times their factor if IS_SCALED holds.
+
+    As ``add_block`` of ``streamed_tile.py``, which Triton cannot call.
+    """
+    if IS_SCALED:
+        total = tl.fma(tl.dot(numbers, x, input_precision=PRECISION), factor, total)
     else:
         total = tl.dot(numbers, x, total, input_precision=PRECISION)
     return total
@@ -60,13 +63,14 @@ def linear_kernel(
     STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
-    IS_GATED: tl.constexpr, IS_WARPGROUP: tl.constexpr,
+    IS_GATED: tl.constexpr, SUMS: tl.constexpr, LINE_STEPS: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
 
     A row of the weight has ROW elements: numbers, or bytes of two. Without ``scale``, SCALE_ROWS
     and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
-    projection at the same places.
+    projection at the same places. LINE_STEPS steps are a line of a weight, and every SUMS-th
+    line of a part belongs to a sum of its own, as for kernels that stream the weight.
     """
     n = tl.arange(0, BLOCK_N)
     HALF: tl.constexpr = BLOCK_N // 2
@@ -98,9 +102,8 @@ def linear_kernel(
                     _request(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The
-    # products of a block are therefore added apart, times its scale.
-    SCALES_BLOCKS: tl.constexpr = SCALE_COLUMNS > 1 or (SCALE_COLUMNS == 1 and IS_WARPGROUP)
+    IS_SCALED: tl.constexpr = SCALE_COLUMNS > 0
+    SUM_STEPS: tl.constexpr = STEPS // SUMS
     one_factor, one_zero = None, None
     if SCALE_COLUMNS == 1:
         one_factor = of_block(scale, row_of_scale, 0, is_n, 1, True).to(tl.float32)
@@ -110,8 +113,12 @@ def linear_kernel(
     numbers = row[:, None] + lane[None, :]
     inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    whole = total
     for index in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
         step = first + index
+        if SUMS > 1:
+            own_line = index % SUM_STEPS // LINE_STEPS * SUMS + index // SUM_STEPS
+            step = first + own_line * LINE_STEPS + index % LINE_STEPS
         at = step * STEP_INPUTS + lane
         is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
         if not ALL_K:
@@ -137,21 +144,27 @@ def linear_kernel(
             # The first block is multiplied before the second is converted, to save registers.
             if LOW is not None:
                 low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
-                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                total = _add_block(total, low, low_inputs, factor, IS_SCALED, PRECISION)
                 high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
             else:
                 if zero_point is None:
                     zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
                     high_zero = zero
                 low = nibbles(loaded, zero, x.dtype.element_ty, 0)
-                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                total = _add_block(total, low, low_inputs, factor, IS_SCALED, PRECISION)
                 high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
-            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
+            total = _add_block(total, high, high_inputs, high_factor, IS_SCALED, PRECISION)
         else:
-            wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
-            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
-    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
-        total *= one_factor
+            wide = loaded
+            if loaded.dtype == tl.uint8:
+                wide = float8_numbers(loaded, x.dtype.element_ty)
+            total = _add_block(total, wide, low_inputs, factor, IS_SCALED, PRECISION)
+        if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
+            if (index + 1) % SUM_STEPS == 0:
+                whole += total
+                total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    if SUMS > 1:
+        total = whole
     if LOW is not None:
         total *= nibble_units(x.dtype.element_ty)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
@@ -184,8 +197,9 @@ def launch_tiles(
         low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
     launch(
         linear_kernel, grid_of(product, len(x), weight["N"]), args, out=parts, x=x, rows=len(x),
-        STEPS=triton.cdiv(triton.cdiv(weight["ROW"], BLOCK), product.splits),
-        IS_GATED=is_gated, IS_WARPGROUP=product.is_warpgroup,
+        STEPS=triton.cdiv(weight["ROW"], BLOCK * product.line_steps * product.splits)
+        * product.line_steps,
+        IS_GATED=is_gated, SUMS=product.sums, LINE_STEPS=product.line_steps,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_N=product.outputs, BLOCK_T=product.rows, EARLY_BYTES=product.early_bytes,
         LOW=low, HIGH=high, PACK=product.pack, UNROLL=product.unroll,

@@ -138,4 +138,4 @@ def test_metadata_is_one_kernel(run, make_case):
     backend = case.backend(TritonAttention)
     ours = [name for name in launches(lambda: case.attend_by(backend)) if name.endswith("_kernel")]
     assert ours[:3] == ["paged_metadata_kernel", "store_kv_kernel", "paged_attention_kernel"]
-    assert set(ours[3:]) <= {"join_splits_kernel"}
+    assert set(ours[3:]) <= {"join_segments_kernel", "join_paths_kernel"}

@@ -87,7 +87,7 @@ def compiled(monkeypatch):
     """Names of the kernels that launchers launch, which are compiled instead."""
     compiled = []
 
-    def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
+    def run(kernel, *args, grid, warmup, launch_pdl=False, **options):
         compiled.append(kernel.__name__ + " (early)" * launch_pdl)
         types, constants, attributes = {}, {}, {}
         for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=False)):
@@ -100,8 +100,8 @@ def compiled(monkeypatch):
             if parameter.is_constexpr or value is None:
                 types[parameter.name], constants[parameter.name] = "constexpr", value
         source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-        meta = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=meta)
+        options |= {"launch_pdl": launch_pdl}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared <= SHARED_BYTES
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
@@ -112,6 +112,7 @@ def compiled(monkeypatch):
     ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
     [
         (torch.bfloat16, 32, 8, 128, 1, {}),
+        (torch.bfloat16, 32, 8, 128, 1, {"columns": 8, "sinks": True}),
         (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 4096, "sinks": True}),
         (torch.float16, 2, 2, 80, 1, {"softcap": 50.0, "window": 128}),
         (torch.float32, 16, 4, 256, 4, {"columns": 20}),
@@ -149,7 +150,8 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
         options.get("chunked", False),
     )  # fmt: skip
     OPS["paged_attention"].launch(given, splits)
-    assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
+    joins = ["join_paths_kernel"] if columns else ["join_segments_kernel"] * (splits > 1)
+    assert compiled == ["paged_attention_kernel", *joins]
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -169,7 +171,7 @@ def test_attention_over_float8_with_its_instructions(
         None, 1.0, page_size, width,
     )  # fmt: skip
     OPS["paged_attention"].launch(given, 4)
-    assert compiled == ["paged_attention_kernel", "join_splits_kernel"]
+    assert compiled == ["paged_attention_kernel", "join_segments_kernel"]
 
 
 def test_kernels_that_start_early(compiled, monkeypatch):
@@ -181,4 +183,4 @@ def test_kernels_that_start_early(compiled, monkeypatch):
         lengths, lengths.new_zeros(3), None, 1.0, 4, 1,
     )  # fmt: skip
     OPS["paged_attention"].launch(given, 4)
-    assert compiled == ["paged_attention_kernel (early)", "join_splits_kernel (early)"]
+    assert compiled == ["paged_attention_kernel (early)", "join_segments_kernel (early)"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
-from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
     choose_splits,
+    count_segments,
     spread_rows,
 )
 from graphkit.ops.paged_attention import paged_attention
@@ -322,32 +321,45 @@ def test_attention_of_a_draft_tree(run, make_case, assert_attends, topk, steps):
         assert_attends(run(paged_attention, *case.op_args(), launch={"splits": splits}), case)
 
 
-@by(INTERPRETER)
-@pytest.mark.parametrize("processors", [1, 132], ids=["many rows", "few rows"])
-@pytest.mark.parametrize("splits", [1, 2, 5, 20])
-def test_splits_are_joined(run, splits, processors, monkeypatch):
-    torch.manual_seed(splits)
-    partial, lse = torch.randn(splits, 7, 3, 80), 5 * torch.randn(splits, 7, 3)
-    lse[0, 2], lse[:, 3] = -torch.inf, -torch.inf
-    partial[0, 2], partial[:, 3] = 0, 0
-    monkeypatch.setattr(kernels, "multiprocessors", lambda _: (processors, 0))
-    joined = torch.empty(7, 3, 80)
-    kernels.join_splits(None, joined, partial, lse)
-    weights = lse.masked_fill(lse.isinf().all(0), 0).mul(math.log(2)).softmax(0)
-    torch.testing.assert_close(joined, (partial * weights[..., None]).sum(0))
-
-
+@by(INTERPRETER, CUDA)
 @pytest.mark.parametrize(
-    ("tokens", "splits", "grid"),
-    [(4, 4, (128, 1)), (4, 16, (128, 4)), (4, 33, (128, 4)), (64, 4, (512, 1)), (64, 16, (512, 1))],
+    "options", [{}, {"window": 300}, {"sinks": True}, {"head_dim": 40, "latent": 32}], ids=str
 )
-def test_splits_of_few_rows_are_joined_by_more_programs(tokens, splits, grid, monkeypatch):
-    grids = []
-    monkeypatch.setattr(kernels, "multiprocessors", lambda _: (132, 0))
-    monkeypatch.setattr(kernels, "launch", lambda _, grid, *__, **___: grids.append(grid))
-    out, partial = torch.empty(tokens, 32, 128), torch.empty(splits, tokens, 32, 128)
-    kernels.join_splits(None, out, partial, partial[..., 0])
-    assert grids == [grid]
+@pytest.mark.usefixtures("products_in_order")
+def test_the_bits_of_a_row_do_not_depend_on_the_launch(run, make_case, options):
+    """Neither on splits nor on tiles: segments of keys are joined in order."""
+    case = make_case([700, 5, 1090], width=3, heads=4, context=1200, **options)
+    tall = AttentionConfig(block_rows=64, block_keys=64, num_warps=8)
+    small = replace(tall, block_rows=16, num_warps=4)
+    results = [
+        run(paged_attention, *case.op_args(), launch={"splits": splits, "config": config})
+        for splits, config in ((1, small), (2, small), (3, tall), (5, small), (7, tall))
+    ]
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@by(INTERPRETER, CUDA)
+@pytest.mark.usefixtures("products_in_order")
+def test_a_row_has_the_bits_that_it_has_alone(run, make_case):
+    case = make_case([600, 270], width=3, heads=4, context=700)
+    whole = run(paged_attention, *case.op_args(), launch={"splits": 2})
+    args = list(case.op_args())
+    lengths = args[4].clone()
+    for row in range(3):
+        args[0] = case.query[row::3].contiguous()
+        args[4], args[5] = lengths - 2 + row, torch.arange(3, dtype=torch.int32)
+        args[9] = 1
+        assert torch.equal(run(paged_attention, *args, launch={"splits": 1}), whole[row:6:3])
+
+
+@pytest.mark.parametrize("keys", [0, 1, 255, 256, 257, 4095, 4096, 4097, 8192, 100_000, 2**20])
+def test_segments_are_counted(keys):
+    count, end = 0, 0
+    while end < max(keys, 1):
+        end += 256 if end < 4096 else 2 ** (end.bit_length() - 4)
+        count += 1
+    assert count_segments(keys) == count
 
 
 @interpreted_loops
@@ -431,18 +443,21 @@ def test_attention_stops_at_the_end_of_the_page_table(run, make_case):
 
 @pytest.mark.parametrize(
     ("tiles", "max_keys", "splits"),
-    [(8, 8192, 33), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
+    [(8, 8192, 24), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 80), (1, 100, 1)],
 )
 def test_splits_fill_the_device(tiles, max_keys, splits):
     assert choose_splits(tiles, max_keys, places=264) == splits
 
 
-def test_large_blocks_of_keys_have_longer_splits():
-    large = choose_config(4, 128, 128, 2, is_shared=False, shared_bytes=233472)
-    small = choose_config(4, 128, 128, 2, is_shared=False, shared_bytes=102400)
-    assert (large.block_keys, small.block_keys) == (128, 64)
-    found = [choose_splits(8, 1664, 132, each.least_split) for each in (large, small)]
-    assert found == [6, 13]
+@pytest.mark.parametrize("sizes", [(128, 128, 2), (128, 128, 1), (256, 256, 2), (576, 512, 2)])
+@pytest.mark.parametrize("shared_bytes", [102400, 233472])
+def test_the_keys_of_a_block_do_not_depend_on_the_rows(sizes, shared_bytes):
+    """They decide the bits of a row."""
+    chosen = [
+        choose_config(rows, *sizes, is_shared=sizes[0] > sizes[1], shared_bytes=shared_bytes)
+        for rows in (1, 4, 17, 33, 64, 2048)
+    ]
+    assert len({config.block_keys for config in chosen}) == 1
 
 
 @pytest.mark.parametrize("element_size", [1, 2])

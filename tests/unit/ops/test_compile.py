@@ -22,8 +22,6 @@ from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
-from graphkit.ops.kernels.attention_config import LARGE_KEYS
-from graphkit.ops.kernels.paged_attention import EARLY_FP8_KEYS, EARLY_KEYS
 from graphkit.ops.kernels.push_collectives import (
     SPAN,
     PushMemory,
@@ -33,7 +31,7 @@ from graphkit.ops.kernels.push_collectives import (
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
-from graphkit.ops.linear import linear
+from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import argmax_rows
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
@@ -111,10 +109,7 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 }
 
 
-def compile_only(
-    kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, maxnreg=None,
-    capability=90,
-):  # fmt: skip
+def compile_only(kernel, *args, grid, warmup, capability=90, **options):
     """Compile a launch with the types of its arguments, as Triton specialises them.
 
     None and 1 become constants. Multiples of 16 are marked as such.
@@ -143,10 +138,6 @@ def compile_only(
         types[parameter.name] = type_of((index,), value, parameter, parameter.is_constexpr)
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-    options = {
-        "num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl,
-        "maxnreg": maxnreg,
-    }  # fmt: skip
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -335,10 +326,14 @@ def early_cases():
     yield store_rotated_heads, store_args(torch.bfloat16)
     tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
     yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, None, 1.0, 4, 1)
+    tree = zeros(2, 1, 1, dtype=torch.bool)
+    yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, tree, 1.0, 4, 1)
     yield linear, (rows, zeros(512, 512))
     yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
     channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
     yield quantized_linear, (rows, *channel)
+    yield quantized_linear, (zeros(300, 512), *channel)
+    yield multiply_heads, (zeros(2, 3, 64), zeros(2, 64, 128))
 
 
 def store_args(dtype):
@@ -448,7 +443,8 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
     assert seen == {
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
         "embed_and_join_kernel",
-        "paged_attention_kernel", "join_splits_kernel", "linear_kernel", "sum_parts_kernel",
+        "paged_attention_kernel", "join_segments_kernel", "join_paths_kernel", "linear_kernel",
+        "sum_parts_kernel", "widen_kernel", "multiply_heads_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
         "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
@@ -487,12 +483,11 @@ def test_attention_after_a_store_requests_older_keys_before_it_waits(
     ptx = compiled["paged_attention_kernel"].asm["ptx"]
     wait, starts_next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
     assert ACCESS.search(ptx[: ptx.index(wait)])  # the page table
-    assert "st.global" not in ptx[: ptx.rindex(wait)]
+    assert "st.global" not in ptx[: ptx.index(starts_next)]  # which follows a wait
     copy, paced = "cp.async.cg", "cp.async.wait_all"
     events = re.findall("|".join(map(re.escape, (wait, starts_next, copy, paced))), ptx)
     events = [event for event, _ in itertools.groupby(events)]
-    keys_per_row = EARLY_KEYS if dtype == torch.bfloat16 else EARLY_FP8_KEYS
-    if head_dims == (128, 128) and 4 * rows * keys_per_row <= LARGE_KEYS:
+    if head_dims == (128, 128) and rows < 64:  # in tiles of few rows
         # The first wait is for rows of this call among the keys of the first block.
         assert events[:7] == [wait, copy, paced, copy, wait, starts_next, copy]
     else:

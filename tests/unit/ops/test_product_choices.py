@@ -15,6 +15,15 @@ from graphkit.ops.kernels.streamed_product import StreamedProduct
 CPU = torch.device("cpu")
 
 
+def streamed(rows, inputs, outputs, bits):
+    """Return how a quantised weight streams on an H200."""
+    sizes = inputs, outputs, bits, 132, 233472
+    few = streaming.choose_streamed(min(rows, streaming.FEW_ROWS), *sizes)
+    if rows <= streaming.FEW_ROWS:
+        return few
+    return streaming.choose_streamed_by_warpgroups(few, rows, *sizes)
+
+
 @pytest.mark.parametrize("starts_early", [False, True])
 def test_kernels_that_cannot_start_early_leave_weights_of_16_bits_to_torch(
     starts_early, monkeypatch
@@ -48,10 +57,11 @@ def test_more_rows_stream_where_warpgroups_multiply(
 def test_a_multiprocessor_has_few_bytes_in_flight_while_the_kernel_before_runs(
     outputs, inputs, bits
 ):
-    choose = plain.choose_streamed_plain if bits == 16 else streaming.choose_streamed
-    args = (132, 233472) if bits == 16 else (bits, 132, 233472)
     for rows in (1, 64):
-        product = choose(rows, inputs, outputs, *args)
+        if bits == 16:
+            product = plain.choose_streamed_plain(rows, inputs, outputs, 132, 233472)
+        else:
+            product = streamed(rows, inputs, outputs, bits)
         stage = product.lines * 128 * product.outputs
         if bits != 16:
             stage //= streaming.pieces_of_line(product.rows, bits)
@@ -93,14 +103,8 @@ def test_parts_of_the_inputs_are_not_empty(inputs, tiles, bits):
 )  # fmt: skip
 def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, inputs, bits):
     most = streaming.MOST_STREAMED_ROWS
-    found = {
-        rows: streaming.choose_streamed(rows, inputs, outputs, bits, 132, 233472)
-        for rows in range(1, most + 1)
-    }
-    ways = [(each.outputs, each.splits, each.lines, each.num_warps) for each in found.values()]
-    few, many = ways[: streaming.FEW_ROWS], ways[streaming.FEW_ROWS :]
-    assert len(set(few)) == 1
-    assert len(set(many)) == 1
+    found = {rows: streamed(rows, inputs, outputs, bits) for rows in range(1, most + 1)}
+    assert len({(product.splits, product.sums) for product in found.values()}) == 1
     for rows, product in found.items():
         steps, rest = divmod(inputs * bits // 1024, product.splits * product.lines)
         assert rest == 0 == outputs % product.outputs
@@ -112,7 +116,25 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         groups = streaming.groups_of_part(inputs, product.splits)
         tables = product.padded_outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
-    assert streaming.choose_streamed(most + 1, inputs, outputs, bits, 132, 233472) is None
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(6144, 4096), (28672, 4096), (4096, 14336), (1000, 4096), (4096, 4224), (64, 300)],
+)
+def test_the_order_of_a_sum_does_not_depend_on_the_rows(
+    outputs, inputs, bits, streams, monkeypatch
+):
+    monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
+    monkeypatch.setattr(config, "has_dependent_launch", lambda _: streams)
+    monkeypatch.setattr(config, "has_warpgroups", lambda _: streams)
+    products = [
+        config.choose_product(rows, inputs, outputs, bits, torch.device("cuda"), torch.bfloat16)
+        for rows in (1, 8, 32, 33, 64, 65, 256, 257, 8192)
+    ]
+    assert len({(product.splits, product.sums) for product in products}) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_an
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import linear as plain_kernels
 from graphkit.ops.kernels.devices import has_dependent_launch
+from graphkit.ops.kv_cache import FP8
 from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import top_candidates
 from graphkit.ops.paged_attention import paged_attention
@@ -170,11 +171,20 @@ def test_rows_of_a_product_on_a_cpu(shape, dtype, threads, with_threads):
         assert differing_rows(lambda x, others=others: quantized_linear(x, *others), [x]) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_products_by_heads_on_a_cpu(dtype):
-    weight = random(1, 4, 16, 24).to(DTYPES[dtype])
-    call = lambda rows: multiply_heads(rows.transpose(0, 1), weight).transpose(0, 1)  # noqa: E731
-    assert differing_rows(call, [random(2, ROWS[CPU], 4, 16).to(DTYPES[dtype])]) == []
+@by(CPU, INTERPRETER, CUDA)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 200])
+@pytest.mark.usefixtures("products_in_order")
+def test_rows_of_products_by_heads(run, dtype, size):
+    if run is INTERPRETER and dtype == "bfloat16":
+        pytest.skip("the interpreter multiplies bfloat16 as integers")
+    weight = random(1, 4, 24, size).to(DTYPES[dtype]).transpose(1, 2)
+    call = lambda rows: run(multiply_heads, rows.transpose(0, 1), weight).transpose(0, 1)  # noqa: E731
+    rows = random(2, ROWS[run], 4, size + 8).to(DTYPES[dtype])[..., :size]
+    assert differing_rows(call, [rows]) == []
+    torch.testing.assert_close(
+        call(rows), torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1), rtol=2e-2, atol=1e-2
+    )
 
 
 @pytest.fixture
@@ -189,11 +199,13 @@ class Trees:
     """Requests with trees over a paged pool, and each path as a chain of its own.
 
     Args:
+        run: Of the op.
         seed: Of everything.
         dtype: Of queries, keys and values.
     """
 
-    def __init__(self, seed, dtype):
+    def __init__(self, run, seed, dtype):
+        self._run = run
         generator = torch.Generator().manual_seed(seed)
 
         def choose(*options):
@@ -201,21 +213,27 @@ class Trees:
 
         self.head_dim, self.width, self.page = choose(8, 16, 64), choose(1, 3, 5, 8), choose(1, 4)
         self.kv_heads, group, self.requests = choose(1, 2), choose(1, 2, 3, 4), choose(1, 2, 5)
+        self.is_latent = choose(False, False, run is not CPU)
+        if self.is_latent:
+            self.kv_heads, self.head_dim = 1, self.head_dim + 8
         self.heads, pages = self.kv_heads * group, 800 // self.page
         self.options = {
-            "window": choose(0, 0, 7, 33), "softcap": choose(0.0, 5.0),
+            "window": choose(0, 0, 7, 33, 300), "softcap": choose(0.0, 5.0),
             "sinks_N": choose(None, random(seed, self.heads)),
         }  # fmt: skip
+        self.options["chunked"] = self.options["window"] > 0 and choose(False, True)
         slots = (self.requests * pages + 1) * self.page
         self.caches = [random(seed + n, slots, self.kv_heads, self.head_dim) for n in (1, 2)]
-        self.caches = [cache.to(dtype) for cache in self.caches]
+        is_float8 = dtype != torch.float32 and choose(False, run is not CPU)
+        self.caches = [cache.to(FP8 if is_float8 else dtype) for cache in self.caches]
         numbers = torch.randperm(slots // self.page - 1, generator=generator) + 1
         self.table = numbers.view(self.requests, pages).int()
         self.query = random(seed + 3, self.requests, self.width, self.heads, self.head_dim)
         self.query = self.query.to(dtype)
         most = pages * self.page - self.width
         anywhere = torch.randint(0, most, (self.requests,), generator=generator).tolist()
-        self.prefix = [choose(first, 126, 190, 382) for first in anywhere]  # borders of blocks
+        # Some at the borders of blocks and segments.
+        self.prefix = [choose(first, 126, 190, 254, 382, 511) for first in anywhere]
         self.parents = [
             [-1] + [choose(*range(max(0, node - 3), node)) for node in range(1, self.width)]
             for _ in range(self.requests)
@@ -237,7 +255,9 @@ class Trees:
                 mask[request, node, self.path(request, node)] = True
         lengths = torch.tensor(self.prefix).int() + self.width
         rows = self.query.flatten(0, 1)
-        return self._attend(rows, self.caches, slice(None), lengths, mask).view(self.query.shape)
+        return self._attend(rows, self.caches, slice(None), lengths, mask).unflatten(
+            0, self.query.shape[:2]
+        )
 
     def decoded(self, request, node):
         """Return the row of a node, [N, D], as the only one of a batch, behind its path."""
@@ -256,18 +276,23 @@ class Trees:
     def _attend(self, rows, caches, some, lengths, mask):
         width = self.width if mask is not None else 1
         begins = torch.arange(0, len(rows) + 1, width).int()
-        return paged_attention(
-            rows, *caches, self.table[some], lengths, begins, mask, 0.3, self.page, width,
-            **self.options,
+        keys, values = caches
+        return self._run(
+            paged_attention, rows, keys, keys[..., :-8] if self.is_latent else values,
+            self.table[some], lengths, begins, mask, 0.3, self.page, width, **self.options,
         )  # fmt: skip
 
 
+@by(CPU, INTERPRETER, CUDA)
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_of_a_tree_has_the_bits_of_a_decode_step_on_a_cpu(dtype, threads, with_threads):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("products_in_order")
+def test_a_row_of_a_tree_has_the_bits_of_a_decode_step(run, dtype, threads, with_threads):
+    if run is INTERPRETER and (threads > 1 or dtype == "bfloat16"):
+        pytest.skip("the interpreter has one thread, and multiplies bfloat16 as integers")
     with_threads(threads)
-    for seed in range(12):
-        trees = Trees(seed, DTYPES[dtype])
+    for seed in range({CPU: 12, INTERPRETER: 12, CUDA: 100}[run]):
+        trees = Trees(run, seed, DTYPES[dtype])
         rows = trees.attended()
         for request in range(trees.requests):
             for node in range(trees.width):
@@ -288,14 +313,20 @@ def test_candidates_of_a_large_vocabulary(vocab, topk):
     reason="needs programmatic dependent launch, from compute capability 9.0",
 )
 @pytest.mark.parametrize(
-    "shape", [(4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096)], ids=str
-)
+    "shape",
+    [
+        (4096, 4096), (1024, 14336), (4096, 14336), (6144, 4096), (28672, 4096), (8, 4096),
+        (128, 2880), (2880, 2880), (20_002, 2080),
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("may_use_cublas", [False, True])
-def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, dtype, monkeypatch):
     if not may_use_cublas:
         monkeypatch.setattr(plain_kernels, "_cublas_adds_in_order", lambda *_: False)
-    for x, *others in quantized_cases.plain_cases("cuda", [torch.bfloat16], [1500], (shape,)):
+    for x, *others in quantized_cases.plain_cases("cuda", [DTYPES[dtype]], [1500], (shape,)):
         product = partial(call_with, linear, others, swiglu=swiglu)
         one = torch.cat([product(row[None]) for row in x[:64]])
         for rows in (5, 16, 17, 32, 33, 40, 64, 65, 96, 129, 256, 300, 513, 1024, 1500):
@@ -303,13 +334,16 @@ def test_rows_of_a_product_on_cuda(shape, swiglu, may_use_cublas, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("least", "most"), [(1, 32), (33, 64), (65, 256)])
-def test_rows_of_a_quantised_product_on_cuda(least, most):
-    """Within each range of numbers of rows."""
-    for x, *others in quantized_cases.cases("cuda", [torch.bfloat16], [most], ((6144, 4096),)):
-        whole = quantized_linear(x, *others)
-        for rows in {least, least + 3, (least + most) // 2, most - 1}:
-            assert torch.equal(quantized_linear(x[:rows].flip(0), *others).flip(0), whole[:rows])
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1000, 600)], ids=str
+)
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_rows_of_a_quantised_product_on_cuda(shape, swiglu):
+    for x, *others in quantized_cases.cases("cuda", [torch.bfloat16], [1500], (shape,)):
+        product = partial(call_with, quantized_linear, others, swiglu=swiglu)
+        one = torch.cat([product(row[None]) for row in x[:64]])
+        for rows in (5, 32, 33, 64, 65, 129, 256, 257, 513, 1024, 1025, 1500):
+            assert torch.equal(product(x[:rows].flip(0)).flip(0)[: len(one)], one[:rows]), rows
 
 
 def call_with(op, others, x, **options):

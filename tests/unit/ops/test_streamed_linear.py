@@ -65,6 +65,27 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
         quantized_cases.assert_close(got, expected, 1024)
 
 
+@pytest.mark.parametrize(
+    "product",
+    [
+        StreamedProduct(64, 8, 1, 2), StreamedProduct(64, 8, 4, 3, sums=1),
+        StreamedProduct(64, 16, 2, 2, 8, 2, sums=2), StreamedProduct(64, 8, 1, 2, 16, 4, sums=4),
+        StreamedProduct(64, 64, 1, 3, sums=2), StreamedProduct(96, 64, 1, 4, 8, sums=4),
+        StreamedProduct(48, 64, 2, 2, sums=2), StreamedProduct(64, 64, 4, 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_all_kernels_add_the_same_numbers_in_the_same_order(product, interpreted):
+    """``test_tiles_add_the_same_numbers_in_the_same_order`` has the kernels that do not stream."""
+    op = OPS["quantized_linear"]
+    for args in quantized_cases.cases(CPU, [torch.float16], [5], shapes=((192, 1024),)):
+        if args[1].dtype == torch.uint8 and product.sums == 4:
+            continue  # 4 lines
+        got = op.launch(op.arguments(*args, split_k_partials=True), product)
+        want = quantized_cases.parts_in_order(*args, product.splits, product.sums)
+        assert torch.equal(got, want)
+
+
 PLAIN = [
     StreamedProduct(*each)
     for each in (
