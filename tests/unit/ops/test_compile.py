@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import quantized_cases
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.experts import expert_linear, expert_sum, group_by_expert
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.attention_config import LARGE_KEYS
@@ -113,7 +114,7 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 
 def compile_only(
     kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False, maxnreg=None,
-    capability=90,
+    capability=90, enable_fp_fusion=True,
 ):  # fmt: skip
     """Compile a launch with the types of its arguments, as Triton specialises them.
 
@@ -144,6 +145,7 @@ def compile_only(
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make_source(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {
+        "enable_fp_fusion": enable_fp_fusion,
         "num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl,
         "maxnreg": maxnreg,
     }  # fmt: skip
@@ -339,6 +341,24 @@ def early_cases():
     yield linear, (zeros(2, 4096), zeros(512, 4096), weight)
     channel = zeros(512, 512, dtype=torch.float8_e4m3fn), zeros(512, 1, dtype=torch.float32)
     yield quantized_linear, (rows, *channel)
+    yield from expert_cases()
+
+
+def expert_cases():
+    """Yield ops of experts, of few rows that each program searches, and of more."""
+    slots = zeros(20, dtype=torch.int64)
+    for rows in (2, 20):
+        experts, x = zeros(rows, 4, dtype=torch.int64), zeros(rows, 512)
+        ordered = zeros(rows * 4, dtype=torch.int32), zeros(8, dtype=torch.int32)
+        yield group_by_expert, (experts, 8, slots[:rows])
+        more = None, slots[:rows], *ordered, True
+        yield expert_linear, (x, experts, zeros(8, 512, 512), None, None, *more)
+        for _, weight, scale, zero, _ in quantized_cases.weights("cpu", ((512, 512),)):
+            parts = [
+                each if each is None else each.repeat(8, 1, 1) for each in (weight, scale, zero)
+            ]
+            yield expert_linear, (x, experts, *parts, *more)
+        yield expert_sum, (zeros(rows * 4, 512), zeros(rows, 4), experts, 8, slots[:rows])
 
 
 def store_args(dtype):
@@ -458,6 +478,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
         "gather_rows_kernel", "scatter_rows_kernel", "process_logits_kernel",
+        "expert_linear_kernel", "expert_sum_kernel", "group_kernel",
     }  # fmt: skip
 
 
