@@ -19,8 +19,9 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
+from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import StoredWeights, read_quantized_config
-from graphkit.models.folder_weights import StoredRows, load_weights
+from graphkit.models.folder_weights import load_weights
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.generation import generation_defaults
 from graphkit.models.heads.assistant import AssistantDraft

@@ -9,6 +9,7 @@ from torch import nn
 
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
+from graphkit.models.quantization.experts import restore_experts
 from graphkit.models.quantization.weight import (
     QUANTIZATIONS,
     QuantizedWeight,
@@ -225,6 +226,8 @@ def quantize_linears(
 def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
 
+    Quantised experts become empty parameters.
+
     Raises:
         ConfigError: An argument has a wrong type, or the dtype is not floating-point.
     """
@@ -239,6 +242,7 @@ def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
                 )  # fmt: skip
                 keep_hooks(layer, plain)
                 setattr(owner, name, plain)
+    restore_experts(module, dtype)
 
 
 def keep_hooks(layer: nn.Module, other: nn.Module) -> None:
