@@ -6,7 +6,8 @@ Routers are those of the model. Shapes depend on the number of rows alone, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ from graphkit.ops.experts import (
     expert_sum,
     gated_products,
     group_by_expert,
+    live_choices,
 )
 
 IMPLEMENTATION = "graphkit"
 """Name of these experts in the registry of transformers."""
 _GATE = "_graphkit_gate"
 """Attribute of experts whose gate ``expert_linear`` computes, with its arguments."""
+_TOUCHED = "_graphkit_touched"
+"""Attribute of experts whose chosen experts are counted, with the count, [] int64."""
 _SAMPLE_COLUMNS = 4096
 
 
@@ -57,6 +61,10 @@ def experts(
         )
         return rows
     slots, (count, size) = running_slots(len(top_k_index)), (len(down), hidden_states.shape[-1])
+    if (touched := vars(module).get(_TOUCHED)) is not None:
+        chosen = live_choices(top_k_index, slots, count).flatten().long()
+        is_touched = touched.new_zeros(count + 1).scatter_(0, chosen % (count + 1), 1)
+        touched += is_touched[:count].sum()
     order, ends = None, None
     if hidden_states.is_cuda and len(hidden_states) > SEARCHED_ROWS:
         order, ends = group_by_expert(top_k_index, count, slots)
@@ -85,6 +93,42 @@ def experts(
         rows = module.post_expert_norm(rows)
     total = expert_sum(rows.view(-1, size), top_k_weights, top_k_index, count, slots)
     return total.to(hidden_states.dtype)
+
+
+def experts_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model whose weights the rows of a batch choose."""
+    marks = "has_gate", "is_transposed", "down_proj"
+    return [module for module in model.modules() if all(hasattr(module, name) for name in marks)]
+
+
+@contextmanager
+def counting_experts(modules: Sequence[nn.Module]) -> Iterator[Callable[[], float]]:
+    """Count the experts that rows choose in forwards that begin in the block, captured ones, too.
+
+    Replays of graphs that were captured in the block count, until these are closed.
+
+    Args:
+        modules: Modules of experts.
+
+    Yields:
+        A function that returns the bytes of the weights of chosen experts so far, each counted once
+        for each forward. It waits for the device.
+    """
+    counts = {
+        module: torch.zeros((), dtype=torch.int64, device=next(module.parameters()).device)
+        for module in modules
+    }
+    for module, count in counts.items():
+        vars(module)[_TOUCHED] = count
+    sizes = {
+        module: sum(weight.nbytes for weight in module.parameters()) / len(module.down_proj)  # type: ignore[arg-type]
+        for module in modules
+    }
+    try:
+        yield lambda: sum(int(count) * sizes[module] for module, count in counts.items())
+    finally:
+        for module in modules:
+            del vars(module)[_TOUCHED]
 
 
 def learn_gates(model: nn.Module) -> None:
