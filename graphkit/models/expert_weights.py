@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
 from graphkit.models.quantization import QuantizedExperts, QuantizedWeight
-from graphkit.models.quantization.experts import is_weight_of_experts
+from graphkit.models.quantization.experts import is_weight_of_experts, replace_weight
 from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.stored_tensors import Target
 from graphkit.models.tensor_parallel import Part
@@ -24,6 +24,8 @@ from graphkit.models.tensor_parallel import Part
 StoredRows = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Outputs of quantised layers by name, [R], and what the folder stores of them, [R, K] float32. The
 name of an expert is that of the weight, and its number."""
+
+_EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +55,7 @@ class ExpertWeights:
         """Put the weights in the place of the parameters, in place."""
         for path, weight in self.weights.items():
             owner, _, name = path.rpartition(".")
-            module = model.get_submodule(owner)
-            delattr(module, name)
-            setattr(module, name, weight)
+            replace_weight(model.get_submodule(owner), name, weight)
 
 
 def read_experts(
@@ -96,6 +96,51 @@ def read_experts(
             for expert in {0, len(weights) - 1}:
                 read.checked[f"{path}.{expert}"] = _checked(tensors, placed, stored, expert)
     return read
+
+
+def keep_experts(
+    module: nn.Module,
+    tensors: PlainTensors,
+    names: Mapping[str, str],
+    parts: Mapping[str, Part],
+    device: torch.device,
+) -> set[str]:
+    """Replace the experts in a module by quantised ones, as the folder has them; in place.
+
+    Args:
+        module: A module with the dequantised weights.
+        tensors: The tensors of the folder.
+        names: The stored name of each tensor, by its name in the module with experts one by one.
+        parts: The part of a tensor that the module has, by its name there.
+        device: Where the weights go.
+
+    Returns:
+        The stored names of the weights that are held quantised.
+    """
+    stored: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
+    for name, old in names.items():
+        place = _EXPERT.fullmatch(name)
+        if place is not None and old in tensors.quantized:
+            path, expert, kind = place.groups()
+            weight = "down_proj" if kind == "down_proj" else "gate_up_proj"
+            stored.setdefault((path, weight), {}).setdefault(int(expert), []).append((kind, old))
+    kept = set[str]()
+    for (path, leaf), matrices in stored.items():
+        owner = module.get_submodule(path)
+        weights: list[QuantizedWeight] = []
+        for expert, sources in sorted(matrices.items()):
+            own = [
+                tensors.weight(old, device, parts.get(f"{path}.{expert}.{kind}.weight"))
+                for kind, old in sorted(sources)  # the gate before the up projection
+            ]
+            held = [each for each in own if each is not None]
+            if len(held) == len(own) and len({each.kind for each in held}) == 1:
+                weights.append(QuantizedWeight.join(held))
+        shape = owner.get_parameter(leaf).shape
+        if is_weight_of_experts(owner, leaf) and weights and _are_whole(weights, shape, ()):
+            replace_weight(owner, leaf, QuantizedExperts(weights))
+            kept.update(old for sources in matrices.values() for _, old in sources)
+    return kept
 
 
 def _weights(

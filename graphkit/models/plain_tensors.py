@@ -113,7 +113,7 @@ class PlainTensors(StoredWeights):
 
         Returns:
             The stored names of quantised weights that stay dequantised: those that are no linear
-            layers, such as of experts, and those that ranks cannot cut.
+            layers, such as of experts (see ``keep_experts``), and those that ranks cannot cut.
         """
         layers = dict(module.named_modules(remove_duplicate=False))
         dequantised = []

@@ -12,6 +12,7 @@ pytest.importorskip("graphkit.models")
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import batched_mm_experts_forward
 
+from graphkit import models
 from graphkit.models import experts, running
 from graphkit.models.quantization import QuantizedExperts, quantize_fp8, quantize_int4
 from small_models import small_model
@@ -122,3 +123,16 @@ def test_quantised_experts_compute_as_their_dequantised_weights(quantize):
         delattr(module, name)
         setattr(module, name, weight)
     torch.testing.assert_close(experts.experts(module, *rows), expected)
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+def test_experts_are_quantised_at_load(quantize):
+    """The check at load compares products of the kernels with the gate of the module."""
+    loaded = models.load(small_model("qwen3_moe"), quantize=quantize, device="cpu")
+    held = [module for module in loaded.model.modules() if isinstance(module, QuantizedExperts)]
+    assert len(held) == 2 * loaded.model.config.num_hidden_layers
+    assert {each.weight.dtype for each in held} == {
+        torch.float8_e4m3fn if quantize == "fp8" else torch.uint8
+    }
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert not any(name.endswith(("gate_up_proj", "experts.down_proj")) for name in names)

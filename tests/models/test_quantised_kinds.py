@@ -202,13 +202,19 @@ def test_mtp_layers_are_read_quantised(tmp_path, kind, name):
     change_settings(tmp_path, LAYOUTS[name][0])
     read = load(tmp_path, draft="mtp").draft.module
     kept = {
-        name: layer for name, layer in read.named_modules() if isinstance(layer, QuantizedLinear)
+        name: layer
+        for name, layer in read.named_modules()
+        if isinstance(layer, QuantizedLinear | QuantizedExperts)
     }
     assert kept
     weights = dict(plain.named_parameters())
     for name, layer in kept.items():
-        weight = layer.quantized.dequantized(torch.float32)
-        torch.testing.assert_close(weight, weights[f"{name}.weight"], msg=name)
+        if isinstance(layer, QuantizedLinear):
+            name, weight = f"{name}.weight", layer.quantized.dequantized(torch.float32)
+        else:
+            weight = [layer.of(n).dequantized(torch.float32) for n in range(len(layer))]
+            weight = torch.stack(weight)
+        torch.testing.assert_close(weight, weights[name], msg=name)
     for name, parameter in read.named_parameters():
         if name.rpartition(".")[0] not in kept:
             torch.testing.assert_close(parameter, weights[name], msg=name)

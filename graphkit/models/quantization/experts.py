@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -68,6 +68,37 @@ class QuantizedExperts(nn.Module):
 def is_weight_of_experts(owner: nn.Module, name: str) -> bool:
     """Return whether ``models.experts`` runs a parameter of a module, with an output per row."""
     return name in SUFFIXES and getattr(owner, "is_transposed", True) is False
+
+
+def quantize_experts(
+    module: nn.Module,
+    quantize: Callable[[torch.Tensor], QuantizedWeight],
+    device: torch.device | str | None,
+) -> int:
+    """Replace the weights of experts in a module, in place, by quantised ones.
+
+    Args:
+        module: The module.
+        quantize: Quantises the weight of one expert.
+        device: Where to quantise; ``None`` for the device of each weight.
+
+    Returns:
+        The number of quantised weights, each of all experts.
+    """
+    count = 0
+    for owner in list(module.modules()):
+        for name, weight in list(owner.named_parameters(recurse=False)):
+            if is_weight_of_experts(owner, name):
+                held = QuantizedExperts([quantize(each.to(device)) for each in weight.data])
+                replace_weight(owner, name, held)
+                count += 1
+    return count
+
+
+def replace_weight(owner: nn.Module, name: str, weight: QuantizedExperts) -> None:
+    """Put quantised weights in the place of a parameter, in place."""
+    delattr(owner, name)
+    setattr(owner, name, weight)
 
 
 def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
