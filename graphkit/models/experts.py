@@ -69,7 +69,7 @@ def experts(
     if hidden_states.is_cuda and len(hidden_states) > SEARCHED_ROWS:
         order, ends = group_by_expert(top_k_index, count, slots)
 
-    def products(x: torch.Tensor, name: str, **gate: Any) -> torch.Tensor:
+    def products(x: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         held, bias = getattr(module, name), getattr(module, f"{name}_bias", None)
         scale: torch.Tensor | None = None
         zero_point: torch.Tensor | None = None
@@ -79,16 +79,17 @@ def experts(
             x = x.to(held.dtype)
             weight = held.transpose(1, 2) if module.is_transposed else held
         return expert_linear(
-            x, top_k_index, weight, scale, zero_point, bias, slots, order, ends, **gate
+            x, top_k_index, weight, scale, zero_point, bias, slots, order, ends, **options
         )
 
+    gate = vars(module).get(_GATE)
     if not module.has_gate:
         inner = module.act_fn(products(hidden_states, "up_proj"))
-    elif (gate := vars(module).get(_GATE)) is not None:
+    elif gate is not None:
         inner = products(hidden_states, "gate_up_proj", swiglu=True, **gate)
     else:
         inner = module._apply_gate(products(hidden_states, "gate_up_proj"))
-    rows = products(inner, "down_proj")
+    rows = products(inner, "down_proj", follows_product=module.has_gate and gate is not None)
     if module.has_post_expert_norm:
         rows = module.post_expert_norm(rows)
     total = expert_sum(rows.view(-1, size), top_k_weights, top_k_index, count, slots)

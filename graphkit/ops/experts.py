@@ -99,6 +99,7 @@ def expert_linear(
     limit: float = 0.0,
     alpha: float = 1.0,
     offset: float = 0.0,
+    follows_product: bool = False,  # noqa: ARG001 - for CUDA
 ) -> torch.Tensor:
     """Multiply each row with the weights of the experts that it chose.
 
@@ -128,6 +129,9 @@ def expert_linear(
         limit: Bound of gate and up projection; 0 for none.
         alpha: Factor within the sigmoid.
         offset: Added to the up projection.
+        follows_product: Whether the last launch on the stream is this op with the same ``experts``,
+            ``slots``, ``order`` and ``ends``. They may then be read while it runs, on compute
+            capability 9.0 and above.
 
     Returns:
         The products of each row and choice, [P, N] of x's dtype; with ``swiglu`` [P, N / 2]. Those

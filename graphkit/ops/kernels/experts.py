@@ -25,14 +25,16 @@ from graphkit.ops.experts import (
 )
 from graphkit.ops.kernels.decoder import gate_rows, gated
 from graphkit.ops.kernels.devices import check_float8
-from graphkit.ops.kernels.launch import launch, wait_for_kernel_before, wait_then_start_next
+from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct
 from graphkit.ops.kernels.quantized_numbers import scale_row
-from graphkit.ops.kernels.tiled_linear import nibble_code, tile_sums
+from graphkit.ops.kernels.tiled_linear import nibble_code, prefetch, tile_sums
 from graphkit.ops.quantized_layout import BLOCK
 
 MOST_ROWS = 64
 """Most rows of a tile. More rows of bfloat16 run by a grouped product of torch."""
+EARLY_BYTES = 512
+"""Bytes of each output that a program requests into the L2 cache while it finds its rows."""
 COMPARED = 2048
 """Most numbers of the matrix, in registers, by which a program finds the rows of its expert."""
 MOST_COUNTED = 4096
@@ -102,16 +104,13 @@ def _choices(
 
 @triton.jit
 def _search(
-    experts, slots, group, pairs, CHOICES: tl.constexpr, EXPERTS: tl.constexpr,
+    experts, slots, expert, group, pairs, CHOICES: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Return the expert of a group, the number of its pairs, and BLOCK_T of them, -1 for none.
+    """Return the number of pairs of the expert of a group, and BLOCK_T of them, -1 for none.
 
     An expert whose first pair is another group has none here.
     """
-    expert = group
-    if pairs <= EXPERTS:
-        expert = _choices(experts, slots, group, pairs, CHOICES, EXPERTS)
     t, pair = tl.arange(0, BLOCK_T), tl.full([BLOCK_T], -1, tl.int32)
     count, before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for begin in range(0, pairs, CHUNK):
@@ -124,7 +123,27 @@ def _search(
         before += tl.sum((is_own & (place < group)).to(tl.int32), 0)
     if pairs <= EXPERTS:
         count = tl.where((expert >= 0) & (before == 0), count, 0)
-    return expert, count, pair
+    return count, pair
+
+
+@triton.jit
+def _outputs(
+    N: tl.constexpr, BLOCK_N: tl.constexpr, IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr
+):
+    """Return the outputs of a program, and which of them the weight has.
+
+    Those of a gated product are outputs of the gate, then those of the up projection at the same
+    places, or both in turn as the weight has them.
+    """
+    place = tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N + place
+    is_n = n < N
+    if IS_GATED and not IS_INTERLEAVED:
+        HALF: tl.constexpr = BLOCK_N // 2
+        own = tl.program_id(0) * HALF + place % HALF
+        n = own + place // HALF * (N // 2)
+        is_n = own < N // 2
+    return n, is_n
 
 
 @triton.jit
@@ -138,21 +157,10 @@ def _write_tile(
     STAGES: tl.constexpr, IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Write the products of pairs of an expert, in a tile of outputs.
-
-    A tile of a gated product has outputs of the gate, then those of the up projection at the same
-    places, or both in turn as the weight has them.
-    """
+    """Write the products of pairs of an expert, in a tile of outputs."""
     HALF: tl.constexpr = BLOCK_N // 2
     COLUMNS: tl.constexpr = N // 2 if IS_GATED else N
-    place = tl.arange(0, BLOCK_N)
-    if IS_GATED and not IS_INTERLEAVED:
-        own = tl.program_id(0) * HALF + place % HALF
-        n = own + place // HALF * COLUMNS
-        is_n = own < COLUMNS
-    else:
-        n = tl.program_id(0) * BLOCK_N + place
-        is_n = n < N
+    n, is_n = _outputs(N, BLOCK_N, IS_GATED, IS_INTERLEAVED)
     is_t = pair >= 0
     row_of_x = pair // CHOICES if IS_SHARED else pair
     inputs = x + tl.maximum(row_of_x, 0).to(tl.int64)[None, :] * K + tl.arange(0, 128)[:, None]
@@ -201,7 +209,7 @@ def expert_linear_kernel(
     FEW_PACK: tl.constexpr, MANY: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     PACK: tl.constexpr, STAGES: tl.constexpr, IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
     LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CHUNK: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    EARLY_LINES: tl.constexpr, FOLLOWS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs and group; see the module.
 
@@ -209,17 +217,39 @@ def expert_linear_kernel(
     pairs lie there one behind the other up to their place in ``ends``; experts of at most FEW pairs
     run in a tile of FEW rows, others in tiles of MANY. A step is 128 numbers of an output, or 128
     bytes of two.
+
+    The kernel lets the next one start after it waits. When one that follows it starts, all kernels
+    before it have thus ended: it reads their choices before it waits for the rows.
     """
-    wait_then_start_next(STARTS_EARLY)
+    if STARTS_EARLY and not FOLLOWS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     group = tl.program_id(1)
     expert, begin = group, 0
-    if order is None:
-        expert, count, pair = _search(
-            experts, slots, group, pairs, CHOICES, EXPERTS, CHUNK, FEW
-        )  # fmt: skip
-    else:
+    if order is not None:
         begin = tl.load(ends + group - 1, mask=group > 0, other=0)
         count = tl.load(ends + group) - begin
+        may_have_pairs = count > 0
+    elif pairs <= EXPERTS:
+        expert = _choices(experts, slots, group, pairs, CHOICES, EXPERTS)
+        may_have_pairs = expert >= 0
+    else:
+        may_have_pairs = expert < 0  # a search tells
+    if STARTS_EARLY and STRIDE == 1:  # noqa: SIM102 - the compiler knows this, the program the next
+        if may_have_pairs:
+            n, is_n = _outputs(N, BLOCK_N, IS_GATED, IS_INTERLEAVED)
+            row = weight + expert.to(tl.int64) * EXPERT_STRIDE
+            row += tl.where(is_n, n, 0).to(tl.int64) * OUTPUT_STRIDE
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
+            line = tl.minimum(tl.arange(0, EARLY_LINES) * LINE, ROW - 1)
+            prefetch(row[:, None] + line[None, :])
+    if order is None:
+        count, pair = _search(
+            experts, slots, expert, group, pairs, CHOICES, EXPERTS, CHUNK, FEW
+        )  # fmt: skip
+    if STARTS_EARLY and FOLLOWS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if count > 0:
         if MANY is None or count <= FEW:
             if order is not None:
@@ -290,6 +320,7 @@ def launch_expert_linear(args: Any, tiles: ExpertTiles | None = None) -> torch.T
         PACK=many.pack, STAGES=many.num_stages, IS_GATED=args.swiglu,
         IS_INTERLEAVED=args.interleaved, LIMIT=args.limit, ALPHA=args.alpha, OFFSET=args.offset,
         CHUNK=min(COMPARED // few.rows, max(16, triton.next_power_of_2(tokens * choices))),
+        EARLY_LINES=EARLY_BYTES // 128, FOLLOWS=args.follows_product,
         num_warps=few.num_warps, num_stages=few.num_stages,
         enable_fp_fusion=False,  # which tiles of other sizes might do elsewhere
     )  # fmt: skip

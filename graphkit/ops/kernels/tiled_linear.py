@@ -44,7 +44,7 @@ def _add_block(
 
 
 @triton.jit
-def _request(address):
+def prefetch(address):
     """Request memory into the L2 cache, without waiting. No value is read."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
@@ -162,11 +162,11 @@ def linear_kernel(
         if EARLY_BYTES and ALL_N and ALL_K:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
-            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
+            prefetch(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                _request(scale + place + first * STEP_BLOCKS)
+                prefetch(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    _request(zero_point + place + first * STEP_BLOCKS)
+                    prefetch(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # A warpgroup that multiplies converted numbers waits before each addition to the same sum. The

@@ -455,7 +455,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
             assert ACCESS.search(reads)
             assert "cp.async" not in reads
             assert "cp.async" in after
-        elif "wait_then_start_next" in kernel.src:
+        elif "wait_then_start_next" in kernel.src or kernel.__name__ == "expert_linear_kernel":
             assert not ACCESS.search(after.partition(starts_next)[0])
         else:
             assert starts_next in before
@@ -480,6 +480,30 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "gather_rows_kernel", "scatter_rows_kernel", "process_logits_kernel",
         "expert_linear_kernel", "expert_sum_kernel", "group_kernel",
     }  # fmt: skip
+
+
+@compiles
+def test_experts_that_follow_a_product_request_their_weight_before_they_wait(monkeypatch):
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    seen = 0
+
+    def run(kernel, *args, **options):
+        nonlocal seen
+        ptx = compile_only(kernel, *args, **options).asm["ptx"]
+        before, _, after = ptx.partition("griddepcontrol.wait")
+        assert "prefetch.global.L2" in before
+        assert all(access.startswith("ld.") for access in ACCESS.findall(before))
+        assert "griddepcontrol.launch_dependents" in after
+        assert "griddepcontrol.launch_dependents" not in before
+        assert {"cp.async", "st.global"} <= {*re.findall(r"cp\.async|st\.global", after)}
+        seen += 1
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["expert_linear"]
+    for function, args in expert_cases():
+        if function is expert_linear:
+            op.launch(op.arguments(*args)._replace(follows_product=True))
+    assert seen == 18
 
 
 @pytest.mark.slow
