@@ -11,6 +11,7 @@ import torch
 import quantized_cases
 from graphkit import InputError
 from graphkit.ops.experts import (
+    SEARCHED_ROWS,
     expert_linear,
     expert_sum,
     gated_products,
@@ -20,7 +21,8 @@ from graphkit.ops.experts import (
 from graphkit.ops.kernels import experts as kernels
 from graphkit.ops.quantized_layout import dequantized
 from graphkit.ops.registration import OPS
-from op_devices import CPU, CUDA, INTERPRETER, LOOPS, by
+from op_devices import CPU, CUDA, INTERPRETER, LOOPS, by, captured, on_cuda
+from sanitized import sanitized
 
 FORMATS = (
     "plain", "transposed", "fp8 tensor", "fp8 channel", "fp8 blocks", "int4 symmetric",
@@ -60,7 +62,7 @@ class Case:
         return self.x, self.experts, *self.weight, self.bias
 
 
-def random_case(seed, form, dtype, *, rows=None, sizes=None, has_bias=None):
+def random_case(seed, form, dtype, *, rows=None, sizes=None, has_bias=None, experts=None):
     generator = torch.Generator().manual_seed(seed)
 
     def choose(*options):
@@ -69,7 +71,7 @@ def random_case(seed, form, dtype, *, rows=None, sizes=None, has_bias=None):
     def random(*shape):
         return torch.randn(shape, generator=generator)
 
-    num_experts, choices = choose((3, 2), (8, 2), (16, 4), (5, 1), (40, 8))
+    num_experts, choices = experts or choose((3, 2), (8, 2), (16, 4), (5, 1), (40, 8))
     outputs, inputs = sizes or (choose(16, 48, 70, 130), choose(24, 128, 200, 300))
     rows = choose(1, 2, 4, 9, 17, 33) if rows is None else rows
     x = random(rows, inputs).to(dtype)
@@ -264,6 +266,48 @@ def test_the_bits_of_a_row_depend_on_the_row_alone(run, form):
     for rows in (1, 2, 3, 5, 11, 17, 33):
         some = torch.randperm(len(case.x), generator=generator)[:rows]
         assert torch.equal(call(case.x[some], case.experts[some], factors[some]), whole[some]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [*sanitized(3, 20, 70), 1, 8, 64, 300])
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts_of_a_served_shape(form, rows):
+    """Products of 1,536 outputs and 2,048 inputs, and rows that leave many experts out."""
+    case = random_case(
+        5, form, torch.bfloat16, rows=rows, sizes=(1536, 2048), experts=(16, 4)
+    )  # fmt: skip
+    for gate in GATES.values():
+        got = CUDA(expert_linear, *case.args, **gate)
+        assert_products(got, exact(case, **gate), 2048)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 4, 16, 40])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_product_that_follows_another_reads_its_rows_when_they_are_written(form, rows):
+    """In a graph whose rows change before each replay, after results that are poisoned."""
+    options = {"rows": rows, "has_bias": False, "experts": (16, 4)}
+    first = random_case(1, form, torch.bfloat16, sizes=(1024, 512), **options)
+    second = random_case(1, form, torch.bfloat16, sizes=(512, 512), **options)
+    up, down = ([on_cuda(each) for each in case.weight] for case in (first, second))
+    x, experts = first.x.cuda(), first.experts.cuda()
+    slots = torch.arange(1, rows + 1, device="cuda")
+    factors, count = torch.rand(experts.shape, device="cuda"), len(up[0])
+    plan = group_by_expert(experts, count, slots) if rows > SEARCHED_ROWS else (None, None)
+
+    def layer(follows):
+        inner = expert_linear(x, experts, *up, None, slots, *plan, swiglu=True)
+        out = expert_linear(inner, experts, *down, None, slots, *plan, follows_product=follows)
+        return inner, out, expert_sum(out, factors, experts, count, slots)
+
+    graph = captured(CUDA, lambda: layer(True))
+    for seed in range(30):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        expected = layer(False)[-1]
+        for each in graph.output:
+            each.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(graph.output[-1], expected)
 
 
 X, CHOICES, WEIGHT = torch.ones(2, 200), torch.zeros(2, 3).long(), torch.ones(4, 6, 200)
