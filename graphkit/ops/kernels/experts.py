@@ -35,8 +35,9 @@ MOST_ROWS = 64
 """Most rows of a tile. More rows of bfloat16 run by a grouped product of torch."""
 EARLY_BYTES = 512
 """Bytes of each output that a program requests into the L2 cache while it finds its rows."""
-COMPARED = 2048
-"""Most numbers of the matrix, in registers, by which a program finds the rows of its expert."""
+CHUNKS = 64, 128
+"""Choices that a program compares at a time, for batches that have no more, and for others. A
+matrix of more takes too many registers, and each size is compiled."""
 MOST_COUNTED = 4096
 """Most pairs that a kernel brings into order by counting for each the pairs before it."""
 COUNT_BLOCK, COUNT_CHUNK = 32, 128
@@ -319,7 +320,7 @@ def launch_expert_linear(args: Any, tiles: ExpertTiles | None = None) -> torch.T
         MANY=None if tiles.many is None else many.rows, LOW=many_low, HIGH=many_high,
         PACK=many.pack, STAGES=many.num_stages, IS_GATED=args.swiglu,
         IS_INTERLEAVED=args.interleaved, LIMIT=args.limit, ALPHA=args.alpha, OFFSET=args.offset,
-        CHUNK=min(COMPARED // few.rows, max(16, triton.next_power_of_2(tokens * choices))),
+        CHUNK=CHUNKS[tokens * choices > CHUNKS[0]],
         EARLY_LINES=EARLY_BYTES // 128, FOLLOWS=args.follows_product,
         num_warps=few.num_warps, num_stages=few.num_stages,
         enable_fp_fusion=False,  # which tiles of other sizes might do elsewhere

@@ -249,9 +249,11 @@ def test_sums_are_weighted_in_the_order_of_the_choices(run):
 
 
 @on_devices
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_bits_of_a_row_depend_on_the_row_alone(run, form):
+def test_the_bits_of_a_row_depend_on_the_row_alone(run, form, is_wide):
     dtype = torch.float16 if run is INTERPRETER else torch.bfloat16
+    dtype = torch.float32 if is_wide else dtype
     case = random_case(
         3, form, dtype, rows={CPU: 64, INTERPRETER: 12, CUDA: 64}[run], has_bias=False
     )
