@@ -252,6 +252,8 @@ def test_sums_are_weighted_in_the_order_of_the_choices(run):
 @pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_bits_of_a_row_depend_on_the_row_alone(run, form, is_wide):
+    if run is INTERPRETER and is_wide:
+        pytest.skip("its sums of float32 depend on the tile")
     dtype = torch.float16 if run is INTERPRETER else torch.bfloat16
     dtype = torch.float32 if is_wide else dtype
     case = random_case(
