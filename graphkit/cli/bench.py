@@ -32,7 +32,7 @@ from graphkit.errors import GraphkitError
 if TYPE_CHECKING:
     import torch
 
-    from graphkit.cli.benchmarks import Generation, StepBench, WeightBytes
+    from graphkit.cli.benchmarks import Generation, StepBench
     from graphkit.distributed import RankGroup
     from graphkit.engine import SpeculativeEngine
     from graphkit.records import BenchReport
@@ -199,7 +199,7 @@ def _bench(
     quantize: str | None,
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
-    from graphkit.cli.benchmarks import StepBench, longest_path, make_variants
+    from graphkit.cli.benchmarks import StepBench, WeightBytes, longest_path, make_variants
 
     generations, notes = _generations(arguments.generations, device, group)
     models = open_models(arguments, group, quantize)
@@ -210,7 +210,7 @@ def _bench(
         algorithm=models.model.algorithm,
         device=device,
         dtype=models.model.dtype,
-        weights=_weights(models),
+        weights=WeightBytes.of(models.model, models.spec.longest.num_steps),
         variants=tuple(make_variants(generations, counts)),
         text_ids=_text_ids(models),
         context=arguments.context,
@@ -303,15 +303,6 @@ def _steps_per_launch(
     if refusal and chosen is not None and list(chosen) != [1]:
         raise UsageError(f"--steps-per-launch must be 1: {refusal}.")
     return (1,) if refusal else chosen or _STEPS_PER_LAUNCH[device.type]
-
-
-def _weights(models: OpenModels) -> WeightBytes | None:
-    """Return the weights that a step reads; ``None`` if its tokens choose the experts."""
-    from graphkit.cli.benchmarks import WeightBytes
-
-    if models.model.has_experts:
-        return None
-    return WeightBytes.of(models.model, models.spec.longest.num_steps)
 
 
 def _text_ids(models: OpenModels) -> Sequence[int]:

@@ -102,11 +102,6 @@ class DraftedModel:
         return output_head(self.model)
 
     @property
-    def has_experts(self) -> bool:
-        """Whether the tokens of a batch choose the weights that a forward reads."""
-        return bool(self.model._can_set_experts_implementation())
-
-    @property
     def longest_context(self) -> int | None:
         """Positions of the model and its draft model; ``None`` without a limit.
 

@@ -19,6 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
+from graphkit.models import experts
+from graphkit.models.expert_weights import ExpertWeights, StoredRows, read_experts
 from graphkit.models.layout import output_head
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
 from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
@@ -28,10 +30,6 @@ from graphkit.models.stored_tensors import Target, check_stored, targets
 from graphkit.models.tensor_parallel import Part, RankSplit
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-StoredRows = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""Outputs of quantised layers by name, [R], and what the folder stores of them, [R, K] float32."""
 
 
 def load_weights(
@@ -45,8 +43,9 @@ def load_weights(
 ) -> tuple[PreTrainedModel, StoredRows, RankSplit | None]:
     """Load a model whose quantised linear layers become ``QuantizedLinear``.
 
-    Weights that transformers merges, splits or transposes are dequantised, such as experts, and so
-    are output heads, embeddings, and layers whose blocks of inputs ranks would split.
+    Its quantised experts become ``QuantizedExperts``. Other weights that transformers merges,
+    splits or transposes are dequantised, and so are output heads, embeddings, and layers whose
+    blocks of inputs ranks would split.
 
     Args:
         folder: The folder.
@@ -70,11 +69,14 @@ def load_weights(
     split = None if group is None else RankSplit(shape, group)
     placed, parameters = targets(shape, tensors.forms), shape.state_dict()
     parts = {} if split is None else _parts(folder, shape, split, placed, tensors)
+    held = read_experts(shape, tensors, placed, parts, device)
     weights: dict[str, QuantizedWeight] = {}
-    checked = StoredRows()
+    checked = dict(held.checked)
     state: dict[str, Any] = {}
     dequantised = []
     for name in tensors.forms:
+        if name in held.names:
+            continue
         part = parts.get(name)
         state[name] = _Lazy(partial(tensors.tensor, name), part)
         if name not in tensors.quantized:
@@ -90,14 +92,17 @@ def load_weights(
         elif placed[name].name in parameters:
             dequantised.append(name)
     model, report = _from_tensors(
-        folder, shape, state, split, {placed[name].name for name in parts}, trust_remote_code
+        folder, shape, state, split, {placed[name].name for name in parts}, held, trust_remote_code
     )
     model.config.name_or_path = str(folder)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    check_stored(folder, model, report, tensors, is_quantised=layout is not None)
+    check_stored(folder, model, report, tensors, is_quantised=layout is not None, held=held.weights)
     tensors.warn_dequantised(dequantised, shape.dtype)
     _replace_placeholders(model, weights)
+    held.install(model)
+    if held.weights:
+        model.set_experts_implementation(experts.IMPLEMENTATION)
     return model, checked, split
 
 
@@ -107,6 +112,7 @@ def _from_tensors(
     state: Mapping[str, Any],
     split: RankSplit | None,
     cut: Collection[str],
+    held: ExpertWeights,
     trust_remote_code: bool,
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """Return a model of stored tensors, and what transformers reports of its load.
@@ -117,11 +123,12 @@ def _from_tensors(
         state: The tensors by stored name.
         split: How ranks split the model.
         cut: Parameters of which ``state`` has this rank's part.
+        held: Parameters that have no numbers in the result.
         trust_remote_code: As for ``load``.
     """
     kind = type(shape)
     try:
-        loaded: Any = (kind if split is None else _cut_class(kind, split, cut)).from_pretrained(
+        loaded: Any = _sized_class(kind, split, cut, held).from_pretrained(
             None, config=shape.config, state_dict=state, dtype=shape.dtype,
             ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
@@ -133,21 +140,28 @@ def _from_tensors(
     model, report = loaded
     model.__class__ = kind
     if split is not None:
-        split.cut(model, split.parts.keys() - cut)
+        split.cut(model, split.parts.keys() - {*cut} - held.weights.keys())
     return model, report
 
 
-def _cut_class(
-    kind: type[PreTrainedModel], split: RankSplit, cut: Collection[str]
+def _sized_class(
+    kind: type[PreTrainedModel],
+    split: RankSplit | None,
+    cut: Collection[str],
+    held: ExpertWeights,
 ) -> type[PreTrainedModel]:
-    """Return a class of models whose parameters have the sizes of this rank's parts.
+    """Return a class of models whose parameters have the sizes of the tensors.
 
     ``from_pretrained`` creates the model and then compares its sizes with those of the tensors.
     """
+    if split is None and not held.weights:
+        return kind
 
     def create(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
-        split.cut(self, cut)
+        if split is not None:
+            split.cut(self, [name for name in cut if name not in held.weights])
+        held.leave_out(self)
 
     return type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
 

@@ -51,6 +51,7 @@ def batch_forward(
         inputs.positions,
         scan=None if states is None else NodeScan.of(states, inputs),
         index=attention.index_batch(slots, metadata, first_indexer),
+        slots=slots,
     )
 
 

@@ -20,9 +20,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError, short_repr
+from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import TEXT_PARTS, read_config
-from graphkit.models.folder_weights import StoredRows
 from graphkit.models.model import TransformersModel
+from graphkit.models.quantization import QuantizedExperts
 from graphkit.models.wrapper.comparison import check_wrapper
 from graphkit.models.wrapper.requests import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
@@ -171,7 +172,7 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
         TargetError: The logits of the model depend on later tokens.
     """
     for name, (rows, weight) in (stored_rows or {}).items():
-        _check_layer(name, loaded.original.get_submodule(name), rows, weight, loaded.dtype)
+        _check_layer(name, loaded.original, rows, weight, loaded.dtype)
     is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
     is_wide = loaded.model.dtype.itemsize > 2
     name, context = type(loaded.model).__name__, _context_len(loaded)
@@ -198,18 +199,26 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
 
 
 def _check_layer(
-    name: str, layer: nn.Module, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+    name: str, model: nn.Module, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> None:
-    """Compare products of a quantised layer with those of rows that its folder stores.
+    """Compare products of a quantised layer or expert with those of rows that its folder stores.
 
     Raises:
         ConfigError: They differ by more than rounding.
     """
-    bias: torch.Tensor | None = layer.bias  # type: ignore[assignment]
+    path, _, expert = name.rpartition(".")
+    layer, options = model.get_submodule(path), dict[str, int]()
+    if isinstance(layer, QuantizedExperts):
+        options = {"expert": int(expert)}
+    else:
+        layer = model.get_submodule(name)
+    bias: torch.Tensor | None = getattr(layer, "bias", None)
     device = next(layer.parameters()).device
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(4, weight.shape[1], generator=generator).to(dtype)
-    got = layer.forward(inputs.to(device)).float().cpu()[:, rows]  # without the sum over ranks
+    got = (
+        layer.forward(inputs.to(device), **options).float().cpu()[:, rows]
+    )  # without the sum over ranks
     expected = inputs.float() @ weight.T.cpu()
     if bias is not None:
         expected = expected + bias.float().cpu()[rows]

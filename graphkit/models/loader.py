@@ -18,9 +18,11 @@ from graphkit.config import require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
+from graphkit.models import experts
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
+from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import StoredWeights, read_quantized_config
-from graphkit.models.folder_weights import StoredRows, load_weights
+from graphkit.models.folder_weights import load_weights
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.generation import generation_defaults
 from graphkit.models.heads.assistant import AssistantDraft
@@ -32,6 +34,7 @@ from graphkit.models.load_check import check_keys, check_loaded
 from graphkit.models.model import TransformersModel
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import (
+    QuantizedExperts,
     QuantizedLinear,
     check_quantization,
     quantize_linears,
@@ -78,8 +81,9 @@ def load(
             ``"NONE"``. ``None`` selects the first of these.
         dtype: Data type of the weights; ``None`` keeps that of the folder or the model.
         quantize: ``"fp8"`` or ``"int4"`` stores the weights of linear layers in eight or four bits,
-            in the draft model too. Output heads of language models, embeddings and experts that are
-            held as one tensor stay as they are. ``None`` keeps the weights.
+            and of experts, in the draft model too. Output heads of language models, embeddings and
+            experts whose weights have a row per input (gpt-oss) stay as they are. ``None`` keeps
+            the weights.
         device: ``auto``, ``cpu`` or ``cuda``; a model object is moved there.
         fuse: Whether linear layers of one input become one product, and norms, gated networks and
             the rotation of heads run through graphkit's ops, where both compute the same on random
@@ -298,7 +302,7 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> None:
-    """Quantise the linear layers of a model but its output head, in place."""
+    """Quantise the linear layers and experts of a model but its output head, in place."""
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ConfigError(
             f"quantize is {short_repr(quantize)}, but the weights are quantised already. Load "
@@ -312,3 +316,5 @@ def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> No
             f"that quantize={quantize!r} changes nothing. Load it without quantize.",
             field="quantize",
         )
+    if any(isinstance(module, QuantizedExperts) for module in model.modules()):
+        model.set_experts_implementation(experts.IMPLEMENTATION)

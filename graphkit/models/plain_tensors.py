@@ -89,6 +89,13 @@ class PlainTensors(StoredWeights):
             return None
         return weight.input_part(begin, end)
 
+    def expert_weights(
+        self, name: str, device: torch.device | str = "cpu"
+    ) -> list[QuantizedWeight] | None:
+        """Return the weights of experts that are one tensor; ``None`` with scales of inputs."""
+        assert self.layout is not None, "it has quantised layers"
+        return self.layout.expert_weights(self.quantized[name][0], self.stored(name, device))
+
     def keep_quantized(
         self,
         module: nn.Module,
@@ -106,7 +113,7 @@ class PlainTensors(StoredWeights):
 
         Returns:
             The stored names of quantised weights that stay dequantised: those that are no linear
-            layers, such as of experts, and those that ranks cannot cut.
+            layers, such as of experts (see ``keep_experts``), and those that ranks cannot cut.
         """
         layers = dict(module.named_modules(remove_duplicate=False))
         dequantised = []

@@ -220,6 +220,7 @@ def prepare_model(
         config._attn_implementation = IMPLEMENTATION
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(experts.IMPLEMENTATION)
+        experts.learn_gates(model)
     fix_rotations(model)
     layout = learn_layout(model)
     # Before the fusion, which leaves these modules as they are.

@@ -169,6 +169,7 @@ class RunningForward:
         scan: States of the recurrent layers; ``None`` without such layers.
         index: Index keys of the indexers; ``None`` without indexers.
         products: Columns of merged linear layers that their layers have still to return, by group.
+        slots: KV slot of each row, [T] int64, 0 for pads; ``None`` if there are no pads.
     """
 
     attend: Attend
@@ -176,6 +177,7 @@ class RunningForward:
     scan: NodeScan | None = None
     index: IndexBatch | None = None
     products: dict[Any, Any] = field(default_factory=dict)
+    slots: torch.Tensor | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -216,3 +218,13 @@ def running_products() -> dict[Any, Any] | None:
     """Return the products of the forward that runs in this thread; ``None`` outside of one."""
     running = _RUNNING.get()
     return None if running is None else running.products
+
+
+def running_slots(rows: int) -> torch.Tensor | None:
+    """Return the KV slot of each row of the forward that runs in this thread, 0 for pads.
+
+    ``None`` outside of a forward, and if it has another number of rows than a module receives.
+    """
+    running = _RUNNING.get()
+    slots = None if running is None else running.slots
+    return slots if slots is not None and len(slots) == rows else None

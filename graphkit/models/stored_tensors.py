@@ -36,11 +36,13 @@ class Target(NamedTuple):
         is_converted: Whether it is merged with others, split or transposed.
         is_stacked: Whether that is the stacking of matrices of experts, which may lie side by side
             in their first dimension before. The parameter then has one dimension more in front.
+        source: Place of the tensor among those that are merged, such as gate and up projection.
     """
 
     name: str
     is_converted: bool
     is_stacked: bool
+    source: int = 0
 
 
 def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
@@ -54,9 +56,9 @@ def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
     renamings = [step for step in mapping if isinstance(step, WeightRenaming)]
     converters = [step for step in mapping if isinstance(step, WeightConverter)]
     stacks = {
-        pattern
+        pattern: place
         for converter in converters
-        for pattern in converter.source_patterns
+        for place, pattern in enumerate(converter.source_patterns)
         if any(isinstance(step, MergeModulelist) for step in converter.operations)
         and all(isinstance(step, MergeModulelist | Concatenate) for step in converter.operations)
     }
@@ -66,7 +68,8 @@ def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if target not in state and name in state:
             target, pattern = rename_source_key(name, [], [], prefix, state)
-        placed[name] = Target(target, pattern is not None, pattern in stacks)
+        source = 0 if pattern is None else stacks.get(pattern, 0)
+        placed[name] = Target(target, pattern is not None, pattern in stacks, source)
     return placed
 
 
@@ -103,6 +106,7 @@ def check_stored(
     stored: StoredWeights,
     *,
     is_quantised: bool = False,
+    held: Collection[str] = (),
 ) -> None:
     """Compare the tensors of a folder with those that a loaded model has used.
 
@@ -114,6 +118,7 @@ def check_stored(
         report: What transformers returned of its load (``output_loading_info``).
         stored: The tensors, as they were passed to transformers.
         is_quantised: Whether graphkit reads the quantised layers of the folder.
+        held: Parameters without numbers, because graphkit holds them quantised.
 
     Raises:
         CheckpointError: A tensor is missing, has another shape, is not used, or has numbers whose
@@ -126,7 +131,7 @@ def check_stored(
         )
     placed = targets(model, stored.forms)
     unused = _unused(report["unexpected_keys"], {t.name: name for name, t in placed.items()})
-    if missing := sorted(report["missing_keys"]):
+    if missing := sorted({*report["missing_keys"]} - {*held}):
         raise _without(missing, unused, model, folder)
     state = model.state_dict()
     if getattr(model, "hf_quantizer", None) is None:

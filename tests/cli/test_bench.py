@@ -7,7 +7,7 @@ import re
 import pytest
 from transformers import AutoModelForCausalLM
 
-from graphkit.cli.benchmarks import StepBench
+from graphkit.cli.benchmarks import StepBench, WeightBytes
 from graphkit.models.shapes import SHAPES, shape_config
 from graphkit.records import BenchReport
 from graphkit.spec.config import default_spec
@@ -210,8 +210,9 @@ def test_the_defaults_of_a_gpu_fit_the_contexts_of_the_reference_model(
     generations = ("v1", "v2", "v3")
     bench = StepBench(
         engine=print, spec=spec, algorithm=algorithm, device=torch.device("cuda"),
-        dtype=torch.float32, weights=None, variants=tuple(make_variants(generations, counts)),
-        text_ids=[1], context=arguments.context, steps=arguments.steps or _STEPS["cuda"],
+        dtype=torch.float32, weights=WeightBytes(0, 0),
+        variants=tuple(make_variants(generations, counts)), text_ids=[1],
+        context=arguments.context, steps=arguments.steps or _STEPS["cuda"],
         rounds=arguments.rounds,
     )  # fmt: skip
     assert bench.max_context_len > 1024

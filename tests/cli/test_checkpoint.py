@@ -104,9 +104,8 @@ def test_the_steps_of_a_folder_are_measured(run, folders, kind):
     report = BenchReport.from_json(ended.out)
     assert report.name == f"steps of {folders(kind).name}"
     assert (report.settings["algorithm"], report.settings["dtype"]) == ("NGRAM", "float32")
-    # Tokens choose the experts, so that the weights of a step are not known.
-    has_bound = any(measure.name == "weights read by verify" for measure in report.measures)
-    assert has_bound == (kind == "qwen3")
+    measured = [measure.name for measure in report.measures]
+    assert "weights read by verify" in measured
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ def test_a_model_of_transformers_is_checked_and_captured(quantize):
         ("fp8 blocks", "llama"),
         ("fbgemm", "llama"),
         ("modelopt", "llama"),
-        ("fp8 blocks", "qwen3_moe"),  # experts that are dequantised
+        ("fp8 blocks", "qwen3_moe"),
+        ("awq", "qwen3_moe"),
         ("awq", "deepseek_v32"),  # reads the dtype of a weight
     ],
 )

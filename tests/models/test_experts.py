@@ -1,6 +1,8 @@
-"""Experts of models of transformers: their results, and the weights that are gathered at once."""
+"""Experts of models of transformers: results, gates, pads and the memory of their weights."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,23 +12,55 @@ pytest.importorskip("graphkit.models")
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import batched_mm_experts_forward
 
-from graphkit.models import experts
+from graphkit import models
+from graphkit.models import experts, running
+from graphkit.models.quantization import QuantizedExperts, quantize_fp8, quantize_int4
 from small_models import small_model
 
+KINDS = {
+    "qwen3_moe": {"interleaved": False, "limit": 0.0, "alpha": 1.0, "offset": 0.0},
+    "gpt_oss": {"interleaved": True, "limit": 7.0, "alpha": 1.702, "offset": 1.0},
+    "nemotron_h": None,
+}
+"""Types of models, and the gate of their experts that the op computes."""
 
-def layer(dtype=torch.float32):
+
+def layer(kind="qwen3_moe", dtype=torch.float32):
     """The experts of the first layer that has some."""
-    model = small_model("qwen3_moe").to(dtype)
-    return next(each for each in model.modules() if hasattr(each, "gate_up_proj"))
+    torch.manual_seed(0)
+    model = small_model(kind).to(dtype).requires_grad_(False)
+    experts.learn_gates(model)
+    return next(
+        each for each in model.modules() if hasattr(each, "down_proj") and hasattr(each, "has_gate")
+    )
 
 
-def rows_of(module, count):
+def rows_of(module, count, dtype=torch.float32):
     generator = torch.Generator().manual_seed(count)
-    width = module.down_proj.shape[1]
-    hidden = torch.randn(count, width, generator=generator).to(module.down_proj.dtype)
+    width = module.down_proj.shape[2 if module.is_transposed else 1]
+    hidden = torch.randn(count, width, generator=generator).to(dtype)
     scores = torch.rand(count, module.num_experts, generator=generator)
     weights, index = scores.topk(2)
-    return hidden, index, weights.to(hidden.dtype)
+    return hidden, index, weights.to(dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_those_of_transformers(kind, count):
+    module = layer(kind)
+    rows = rows_of(module, count)
+    assert vars(module).get(experts._GATE) == KINDS[kind]
+    expected = batched_mm_experts_forward(module, *rows)
+    torch.testing.assert_close(experts.experts(module, *rows), expected)
+    vars(module).pop(experts._GATE, None)  # the module computes its gate
+    torch.testing.assert_close(experts.experts(module, *rows), expected)
+
+
+def test_gradients_reach_the_weights():
+    module = layer().requires_grad_(True)
+    experts.experts(module, *rows_of(module, 5)).sum().backward()
+    assert module.down_proj.grad.abs().sum() > 0
 
 
 class Gathered(TorchDispatchMode):
@@ -42,27 +76,63 @@ class Gathered(TorchDispatchMode):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", [1, 5, 40])
-def test_rows_share_the_memory_of_gathered_weights(monkeypatch, count):
-    module = layer()
-    rows = rows_of(module, count)
-    expected = batched_mm_experts_forward(module, *rows)
-    limit = 6 * max(each[0].nbytes for each in (module.gate_up_proj, module.down_proj))
-    monkeypatch.setattr(experts, "_GATHERED_BYTES", limit)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 40])
+def test_no_weights_are_gathered(count, dtype):
+    module = layer(dtype=dtype)
+    rows = rows_of(module, count, dtype)
     with Gathered() as gathered:
-        found = experts.experts(module, *rows)
-    torch.testing.assert_close(found, expected)
-    assert 0 < gathered.most <= limit
+        experts.experts(module, *rows)
+    assert gathered.most == 0
+    with Gathered() as gathered:
+        batched_mm_experts_forward(module, *rows)
+    assert gathered.most > 0
 
 
 @torch.no_grad()
-def test_many_rows_in_bfloat16_gather_nothing():
-    module = layer(torch.bfloat16)
-    rows = rows_of(module, 40)
-    with Gathered() as gathered:
-        found = experts.experts(module, *rows)
-    torch.testing.assert_close(found, batched_mm_experts_forward(module, *rows))
-    assert gathered.most == 0
-    with Gathered() as gathered:
-        experts.experts(module, *(each[:1] for each in rows))
-    assert gathered.most > 0
+@pytest.mark.parametrize("kind", KINDS)
+def test_pads_of_the_forward_choose_no_expert(kind):
+    """Their result is 0, also where only they chose experts, whose weights are NaN here."""
+    module = layer(kind)
+    hidden, index, weights = rows_of(module, 6)
+    slots = torch.tensor([3, 0, 4, 0, 0, 9])
+    index[slots > 0], index[slots == 0] = torch.tensor([0, 1]), torch.tensor([2, 3])
+    expected = experts.experts(module, hidden, index, weights)
+    module.down_proj[2:] = torch.nan
+    forward = running.RunningForward(lambda call: None, slots, slots=slots)
+    with forward.running():
+        got = experts.experts(module, hidden, index, weights)
+    assert torch.equal(got[slots > 0], expected[slots > 0])
+    assert not got[slots == 0].any()
+    with replace(forward, slots=slots[:3]).running():  # of other rows than those of the module
+        assert experts.experts(module, hidden, index, weights)[slots == 0].isnan().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("quantize", [quantize_fp8, quantize_int4])
+def test_quantised_experts_compute_as_their_dequantised_weights(quantize):
+    module = layer()
+    rows = rows_of(module, 9)
+    names = "gate_up_proj", "down_proj"
+    held = {name: QuantizedExperts([*map(quantize, getattr(module, name))]) for name in names}
+    for name, weight in held.items():
+        dequantised = [weight.of(n).dequantized(torch.float32) for n in range(len(weight))]
+        getattr(module, name).copy_(torch.stack(dequantised))
+    expected = experts.experts(module, *rows)
+    for name, weight in held.items():
+        delattr(module, name)
+        setattr(module, name, weight)
+    torch.testing.assert_close(experts.experts(module, *rows), expected)
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+def test_experts_are_quantised_at_load(quantize):
+    """The check at load compares products of the kernels with the gate of the module."""
+    loaded = models.load(small_model("qwen3_moe"), quantize=quantize, device="cpu")
+    held = [module for module in loaded.model.modules() if isinstance(module, QuantizedExperts)]
+    assert len(held) == 2 * loaded.model.config.num_hidden_layers
+    assert {each.weight.dtype for each in held} == {
+        torch.float8_e4m3fn if quantize == "fp8" else torch.uint8
+    }
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert not any(name.endswith(("gate_up_proj", "experts.down_proj")) for name in names)

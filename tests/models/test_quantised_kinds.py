@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.quantization import QuantizedLinear
+from graphkit.models.quantization import QuantizedExperts, QuantizedLinear, QuantizedWeight
 from graphkit.models.stored_tensors import targets
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
@@ -69,6 +69,53 @@ def test_experts_of_several_groups_are_merged(tmp_path, name):
     sizes = {**SIZES, "intermediate_size": 384}
     expected = write_quantized(tmp_path / "folder", name, "mixtral", sizes=sizes)
     check_logits(load(tmp_path / "folder"), expected)
+
+
+def held_experts(loaded):
+    """The weights of experts that are quantised, and that are not."""
+    names = "experts.gate_up_proj", "experts.down_proj"
+    quantised = [m for n, m in loaded.model.named_modules() if n.endswith(names)]
+    assert all(isinstance(module, QuantizedExperts) for module in quantised)
+    return quantised, [n for n, _ in loaded.model.named_parameters() if n.endswith(names)]
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8 blocks", "modelopt"])
+def test_experts_are_held_as_they_are_stored(tmp_path, caplog, name):
+    expected = write_quantized(tmp_path / "folder", name, "qwen3_moe", sizes={})
+    loaded = load(tmp_path / "folder")
+    check_logits(loaded, expected)
+    quantised, plain = held_experts(loaded)
+    assert len(quantised) == 2 * loaded.model.config.num_hidden_layers
+    assert plain == []
+    assert "are held in" not in caplog.text
+
+
+def test_the_check_at_load_finds_experts_that_are_merged_wrongly(tmp_path, monkeypatch):
+    write_quantized(tmp_path / "folder", "fp8 blocks", "qwen3_moe", sizes={})
+    join = QuantizedWeight.join
+    monkeypatch.setattr(QuantizedWeight, "join", lambda weights: join([*reversed(weights)]))
+    with pytest.raises(ConfigError, match=r"experts\.gate_up_proj\.0 computes other products"):
+        load(tmp_path / "folder", fuse=False)
+
+
+@pytest.mark.parametrize("shape", ["tensor", "channel", "block"])
+def test_experts_of_one_tensor_are_held_as_they_are_stored(tmp_path, shape):
+    model = small_model("qwen3_moe")
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: each for name, each in load_file(file).items() if ".experts." not in name}
+    for name, weights in model.named_parameters():
+        if ".experts." in name:
+            parts = [fp8(weight, shape, "scale") for weight in weights]
+            bits = torch.stack([each["weight"].view(torch.uint8) for each, _ in parts])
+            tensors[name] = bits.view(torch.float8_e4m3fn)
+            tensors[f"{name}_scale"] = torch.stack([each["scale"] for each, _ in parts])
+            weights.data = torch.stack([expected for _, expected in parts])
+    save_file(tensors, file, metadata={"format": "pt"})
+    change_settings(tmp_path, LAYOUTS["fp8 blocks"][0])
+    loaded = load(tmp_path)
+    check_logits(loaded, model)
+    assert len(held_experts(loaded)[0]) == 2 * model.config.num_hidden_layers
 
 
 def as_published_beside_vision(folder):
@@ -155,13 +202,19 @@ def test_mtp_layers_are_read_quantised(tmp_path, kind, name):
     change_settings(tmp_path, LAYOUTS[name][0])
     read = load(tmp_path, draft="mtp").draft.module
     kept = {
-        name: layer for name, layer in read.named_modules() if isinstance(layer, QuantizedLinear)
+        name: layer
+        for name, layer in read.named_modules()
+        if isinstance(layer, QuantizedLinear | QuantizedExperts)
     }
     assert kept
     weights = dict(plain.named_parameters())
     for name, layer in kept.items():
-        weight = layer.quantized.dequantized(torch.float32)
-        torch.testing.assert_close(weight, weights[f"{name}.weight"], msg=name)
+        if isinstance(layer, QuantizedLinear):
+            name, weight = f"{name}.weight", layer.quantized.dequantized(torch.float32)
+        else:
+            weight = [layer.of(n).dequantized(torch.float32) for n in range(len(layer))]
+            weight = torch.stack(weight)
+        torch.testing.assert_close(weight, weights[name], msg=name)
     for name, parameter in read.named_parameters():
         if name.rpartition(".")[0] not in kept:
             torch.testing.assert_close(parameter, weights[name], msg=name)

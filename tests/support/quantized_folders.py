@@ -216,7 +216,7 @@ def linears(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
 def linear_names(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the stored weights of linear layers and of single experts."""
     head, names = model.get_output_embeddings(), []
-    for name, (target, is_converted, _) in targets(model, tensors).items():
+    for name, (target, is_converted, *_) in targets(model, tensors).items():
         if tensors[name].dim() != 2 or not name.endswith(".weight"):
             continue
         layer = None if is_converted else model.get_submodule(target.rpartition(".")[0])

@@ -26,10 +26,12 @@ from graphkit.spec import SpecConfig
 
 VERIFY_WEIGHTS, DRAFT_WEIGHTS = "weights read by verify", "weights read by drafts"
 TIME_PER_STEP, BARE_STEP = "time per step", "bare step"
+EXPERTS = "experts read by a step"
 BOUND, OVER_BOUND = "weights at the copy bandwidth", "bare step over that"
 """Names of the measures that formats are compared by."""
 _COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
-"""Steps of a round whose CUDA calls are counted, and rounds, with those before the count."""
+"""Steps of a round whose CUDA calls or experts are counted, and rounds, with those before the
+count."""
 Progress = Callable[[int, int, str], None]
 """Takes the parts done, all parts, and a description of the present one."""
 
@@ -48,7 +50,7 @@ class StepBench:
         algorithm: Name of the algorithm in the report.
         device: Device of the models.
         dtype: Data type of the weights.
-        weights: Weights that a step reads; ``None`` leaves the bound of a step out.
+        weights: Weights that a step reads.
         variants: Ways to run the steps, at least one.
         text_ids: Token ids whose pieces are the prompts.
         context: Tokens of each prompt.
@@ -63,7 +65,7 @@ class StepBench:
     algorithm: str
     device: torch.device
     dtype: torch.dtype
-    weights: WeightBytes | None
+    weights: WeightBytes
     variants: Sequence[Variant]
     text_ids: Sequence[int]
     context: int
@@ -101,12 +103,8 @@ class StepBench:
                 for size in batch_sizes
                 for variant in self.variants
             ]
-        measures = []
-        if self.weights is not None:
-            for weights, read in (
-                (VERIFY_WEIGHTS, self.weights.verify), (DRAFT_WEIGHTS, self.weights.drafts)
-            ):  # fmt: skip
-                measures.append(Measure(name=weights, value=read / 1e6, unit="MB"))
+        weights = (VERIFY_WEIGHTS, self.weights.verify), (DRAFT_WEIGHTS, self.weights.drafts)
+        measures = [Measure(name=name, value=read / 1e6, unit="MB") for name, read in weights]
         for done, part in enumerate(parts):
             measures += part(partial(progress, done, len(parts)))
             if self._is_cuda:
@@ -139,6 +137,8 @@ class StepBench:
         steps, ahead = self._round, self._warm_up
         host = max(host_time_steps(steps, variant.steps_per_launch) for variant in self.variants)
         measured = max(host, self.rounds * steps) if self._is_cuda else steps
+        if self.weights.experts:
+            measured += _COUNTED_STEPS
         return ahead + measured + ahead
 
     @property
@@ -205,16 +205,19 @@ class StepBench:
         with closing(engine.bare_step()) as bare:
             nodes = bare.nodes()
             yield from (cell(size, "", name, nodes[name]) for name in ("nodes", "own nodes"))
+            experts = 0.0
+            if self.weights.experts:
+                experts = bare.expert_bytes(self.weights.experts, _COUNTED_STEPS)
+                yield cell(size, "", EXPERTS, experts / 1e6, "MB")
             if not self._is_cuda:
                 return
             bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
         yield cell(size, "", BARE_STEP, bare_ms, "ms")
-        if self.weights is not None:
-            bandwidth = copy_bandwidth(self.device)
-            bound_ms = self.weights.total / bandwidth * 1e3
-            yield cell(size, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
-            yield cell(size, "", BOUND, bound_ms, "ms")
-            yield cell(size, "", OVER_BOUND, bare_ms / bound_ms, "x")
+        bandwidth = copy_bandwidth(self.device)
+        bound_ms = (self.weights.total + experts) / bandwidth * 1e3
+        yield cell(size, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
+        yield cell(size, "", BOUND, bound_ms, "ms")
+        yield cell(size, "", OVER_BOUND, bare_ms / bound_ms, "x")
         for name, steps in seen.items():
             yield cell(size, name, "GPU busy", bare_ms / steps.ms_per_step)
 

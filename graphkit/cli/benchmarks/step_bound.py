@@ -15,6 +15,7 @@ from graphkit.cli.benchmarks.timing import device_ms, synchronise
 from graphkit.engine.step import SpecStepInputs, SpecStepRunner
 from graphkit.graphs import Attribution
 from graphkit.graphs.streams import restore_fast_replays
+from graphkit.models.experts import counting_experts, experts_of
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
@@ -45,6 +46,7 @@ class BareStep:
         self._runner = SpecStepRunner.from_step(step, replace(step.context.options, is_greedy=True))
         self._runner.capture(attribution=Attribution())
         restore_fast_replays(runner.device)  # at the speed of the engines
+        self._step = step
         self._batch = SpecStepInputs(req_pool_indices=np.array(rows))
 
     def ms(self, steps: int) -> float:
@@ -66,6 +68,27 @@ class BareStep:
         by_phase = {f"own nodes, {name}": phases.count(name) for name in dict.fromkeys(phases)}
         return {"nodes": graph.num_nodes, "own nodes": len(own), **by_phase}
 
+    def expert_bytes(self, modules: Sequence[nn.Module], steps: int) -> float:
+        """Return the bytes of the experts that a step reads, those of a forward once.
+
+        The step is captured again for that, with nodes that count.
+
+        Args:
+            modules: The experts of the models.
+            steps: Replays whose mean is returned.
+        """
+        with counting_experts(modules) as counted:
+            options = replace(self._step.context.options, is_greedy=True)
+            runner = SpecStepRunner.from_step(self._step, options)
+            runner.capture()
+            synchronise(runner.device)
+            before = counted()
+            for _ in range(steps):
+                runner.replay(self._batch)
+            read = counted() - before
+            runner.close()
+        return read / steps
+
     def close(self) -> None:
         """Close the graphs."""
         self._runner.close()
@@ -75,14 +98,18 @@ class BareStep:
 class WeightBytes:
     """Bytes of weights that a step reads if it reads the weights of each forward once.
 
+    Those of experts are left out: rows choose them.
+
     Attributes:
         verify: Read by the target, once.
         drafts: Read by all draft steps together; each reads its layer and its head. A block of
             DFLASH is one forward; each draft of DSPARK reads the Markov head.
+        experts: The experts of target and draft model.
     """
 
     verify: int
     drafts: int
+    experts: Sequence[nn.Module] = ()
 
     @classmethod
     def of(cls, model: TransformersModel, num_steps: int) -> WeightBytes:
@@ -92,11 +119,12 @@ class WeightBytes:
         """
         draft = None if model.draft is None else model.draft.module
         head = model.head.weight.nbytes
-        return cls(_bytes_read(model.model), _draft_bytes(draft, head, num_steps))
+        experts = [*experts_of(model.model), *([] if draft is None else experts_of(draft))]
+        return cls(_bytes_read(model.model), _draft_bytes(draft, head, num_steps), experts)
 
     @property
     def total(self) -> int:
-        """Bytes of the whole step."""
+        """Bytes of the whole step, without experts."""
         return self.verify + self.drafts
 
 
@@ -147,5 +175,7 @@ def _bytes_read(module: nn.Module) -> int:
     children = list(module.modules())
     embeddings = {id(child.weight) for child in children if isinstance(child, nn.Embedding)}
     heads = {id(child.weight) for child in children if isinstance(child, nn.Linear)}
+    chosen = {id(weight) for experts in experts_of(module) for weight in experts.parameters()}
     parameters = {id(parameter): parameter for parameter in module.parameters()}
-    return sum(parameters[key].nbytes for key in parameters.keys() - (embeddings - heads))
+    read = parameters.keys() - (embeddings - heads) - chosen
+    return sum(parameters[key].nbytes for key in read)

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError
+from graphkit.models.expert_weights import keep_experts
 from graphkit.models.layout import (
     AttentionLayer,
     ModelLayout,
@@ -283,7 +284,9 @@ def _loaded(
             tensor = stored.tensor(names[name])
             place.copy_(parts[name].of(tensor) if name in parts else tensor)
     dequantised = stored.keep_quantized(layer, names, parts, target.device)
-    return layer.eval().requires_grad_(False), dequantised
+    held = keep_experts(layer, stored, names, parts, target.device)
+    left = [name for name in dequantised if name not in held]
+    return layer.eval().requires_grad_(False), left
 
 
 def _places(module: nn.Module, prefix: str, names: Collection[str]) -> dict[str, torch.Tensor]:

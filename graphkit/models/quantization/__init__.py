@@ -1,5 +1,6 @@
 """Linear layers, and weights of eight and four bits: their layout, and folders that have them."""
 
+from graphkit.models.quantization.experts import QuantizedExperts
 from graphkit.models.quantization.linear import (
     Linear,
     QuantizedLinear,
@@ -19,6 +20,7 @@ from graphkit.models.quantization.weight import (
 __all__ = [
     "QUANTIZATIONS",
     "Linear",
+    "QuantizedExperts",
     "QuantizedLinear",
     "QuantizedWeight",
     "StoredLayout",

@@ -9,6 +9,7 @@ from torch import nn
 
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
+from graphkit.models.quantization.experts import quantize_experts, restore_experts
 from graphkit.models.quantization.weight import (
     QUANTIZATIONS,
     QuantizedWeight,
@@ -181,10 +182,11 @@ def quantize_linears(
     device: torch.device | str | None = None,
     kept: Collection[nn.Module] = (),
 ) -> int:
-    """Replace the linear layers in a module, in place, by quantised ones.
+    """Replace the linear layers and the experts in a module, in place, by quantised ones.
 
-    A layer is replaced if its class computes as ``nn.Linear`` does. One layer at a time is held
-    twice. A layer that occurs at several places is quantised once.
+    A layer is replaced if its class computes as ``nn.Linear`` does; experts, if ``models.experts``
+    runs them and an expert has a row per output. One layer at a time is held twice. A layer that
+    occurs at several places is quantised once.
 
     Args:
         module: The module.
@@ -194,7 +196,7 @@ def quantize_linears(
         kept: Layers that stay as they are, such as the output head.
 
     Returns:
-        The number of quantised layers.
+        The number of quantised layers, the weights of all experts of a module among them.
 
     Raises:
         ConfigError: An argument has a wrong type, or there is no such format.
@@ -219,11 +221,13 @@ def quantize_linears(
                 done[layer] = QuantizedLinear(weight, moved).train(layer.training)
                 keep_hooks(layer, done[layer])
             setattr(owner, name, done[layer])
-    return len(done)
+    return len(done) + quantize_experts(module, quantize, device)
 
 
 def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
+
+    Quantised experts become empty parameters.
 
     Raises:
         ConfigError: An argument has a wrong type, or the dtype is not floating-point.
@@ -239,6 +243,7 @@ def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
                 )  # fmt: skip
                 keep_hooks(layer, plain)
                 setattr(owner, name, plain)
+    restore_experts(module, dtype)
 
 
 def keep_hooks(layer: nn.Module, other: nn.Module) -> None:

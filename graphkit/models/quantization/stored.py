@@ -20,6 +20,7 @@ from graphkit.models.quantization.settings import check_quantization_keys, quant
 from graphkit.models.quantization.unpack import (
     FP8_SCALES,
     Tensors,
+    quantized_fp8_experts,
     unpack_awq,
     unpack_compressed,
     unpack_fp8,
@@ -111,6 +112,15 @@ class StoredLayout:
             CheckpointError: As for ``weight``.
         """
         weights: torch.Tensor = self._unpacked(path, tensors, unpack_fp8_experts)
+        return weights
+
+    def expert_weights(self, path: str, tensors: Tensors) -> list[QuantizedWeight] | None:
+        """Return the weights of experts that are one tensor; ``None`` with scales of inputs.
+
+        The arguments and errors are those of ``experts``.
+        """
+        weights: list[QuantizedWeight] | None
+        weights = self._unpacked(path, tensors, quantized_fp8_experts)
         return weights
 
     def _unpacked(self, path: str, tensors: Tensors, unpack: Callable[[Tensors], Any]) -> Any:

@@ -38,6 +38,27 @@ def unpack_fp8_experts(tensors: Tensors) -> torch.Tensor:
 
     The scale is [E], [E, 1, 1], [E, A], [E, A, 1] or [E, 1, B], or has one number per block.
     """
+    weight, scale = tensors["weight"], _expert_scale(tensors)
+    for dim, size in ((1, weight.shape[1]), (2, weight.shape[2])):
+        if scale.shape[dim] == blocks(size):
+            scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
+    return weight.float() * scale
+
+
+def quantized_fp8_experts(tensors: Tensors) -> list[QuantizedWeight] | None:
+    """Return the weights of experts that are stored as one tensor; ``None`` with scales of inputs.
+
+    The scale is that of ``unpack_fp8_experts``.
+    """
+    weight, scale = tensors["weight"], _expert_scale(tensors)
+    columns = weight.shape[2]
+    if scale.shape[2] not in (1, blocks(columns)):
+        return None
+    return [QuantizedWeight(*each, None, columns) for each in zip(weight, scale, strict=True)]
+
+
+def _expert_scale(tensors: Tensors) -> torch.Tensor:
+    """Return the scale of experts that are stored as one tensor, with three dimensions."""
     weight, scale = tensors["weight"], fp8_scale(tensors)
     experts, rows, columns = weight.shape
     if scale.dim() < 3:
@@ -47,10 +68,7 @@ def unpack_fp8_experts(tensors: Tensors) -> torch.Tensor:
         raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
     if shape[2] not in (1, blocks(columns), columns):
         raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
-    for dim, size in ((1, rows), (2, columns)):
-        if shape[dim] == blocks(size):
-            scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
-    return weight.float() * scale
+    return scale
 
 
 def fp8_scale(tensors: Tensors) -> torch.Tensor:

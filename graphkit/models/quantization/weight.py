@@ -157,14 +157,16 @@ class QuantizedWeight:
         scales = [w.scale if by_block else w._scale_by_output() for w in weights]
         zero_point = None
         if any(w.zero_point is not None for w in weights):
-            zero_point = join_rows([w._zero_point_or_8() for w in weights])
+            zero_point = join_rows([w.with_zero_points().zero_point for w in weights])  # type: ignore[misc]
         numbers = join_rows([w.numbers for w in weights])
         return QuantizedWeight(numbers, join_rows(scales), zero_point, first.in_features)
 
-    def _zero_point_or_8(self) -> torch.Tensor:
+    def with_zero_points(self) -> QuantizedWeight:
+        """Return the weight of numbers of four bits with the zero points that it has or implies."""
         if self.zero_point is not None:
-            return self.zero_point
-        return torch.full_like(self.scale, SYMMETRIC_ZERO, dtype=torch.uint8)
+            return self
+        zeros = torch.full_like(self.scale, SYMMETRIC_ZERO, dtype=torch.uint8)
+        return replace(self, zero_point=zeros)
 
     def _scale_by_output(self) -> torch.Tensor:
         """Return the scales as [N, C]."""

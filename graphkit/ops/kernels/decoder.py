@@ -172,24 +172,38 @@ def launch_embed_and_join(args: Any, out: torch.Tensor) -> None:
 
 @triton.jit
 def silu_and_mul_kernel(
-    out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
-):
-    """One program per row and block of columns."""
+    out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
+    LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row and block of columns; see ``gated``."""
     wait_for_kernel_before(STARTS_EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    begin = gate_up + row * 2 * WIDTH + column
+    begin = gate_up + row * 2 * WIDTH + column * (2 if IS_INTERLEAVED else 1)
     gate = tl.load(begin, mask=inside, other=0.0)
-    up = tl.load(begin + WIDTH, mask=inside, other=0.0)
-    tl.store(out + row * WIDTH + column, gated(gate, up), mask=inside)
+    up = tl.load(begin + (1 if IS_INTERLEAVED else WIDTH), mask=inside, other=0.0)
+    value = gated(gate, up, LIMIT, ALPHA, OFFSET)
+    tl.store(out + row * WIDTH + column, value, mask=inside)
 
 
 @triton.jit
-def gated(gate, up):
-    """Return ``silu(gate) * up``; silu is rounded to the dtype before the product."""
-    wide = gate.to(tl.float32)
-    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+def gated(
+    gate, up, LIMIT: tl.constexpr = 0.0, ALPHA: tl.constexpr = 1.0, OFFSET: tl.constexpr = 0.0
+):
+    """Return ``silu(gate) * up``; silu is rounded to the dtype before the product.
+
+    The other parameters are those of ``graphkit.ops.experts.expert_linear``.
+    """
+    wide, wide_up = gate.to(tl.float32), up.to(tl.float32)
+    if LIMIT != 0:
+        NAN: tl.constexpr = tl.PropagateNan.ALL
+        wide = tl.minimum(wide, LIMIT, propagate_nan=NAN)
+        wide_up = tl.maximum(wide_up, -LIMIT, propagate_nan=NAN)
+        wide_up = tl.minimum(wide_up, LIMIT, propagate_nan=NAN)
+    activated = (wide / (1.0 + tl.exp(-wide * ALPHA))).to(gate.dtype)
+    if OFFSET != 0:
+        wide_up += OFFSET
+    return (activated.to(tl.float32) * wide_up).to(gate.dtype)
 
 
 def launch_silu_and_mul(args: Any, out: torch.Tensor) -> None:
@@ -197,10 +211,19 @@ def launch_silu_and_mul(args: Any, out: torch.Tensor) -> None:
     gate_rows(args, args.gate_up.contiguous(), out)
 
 
-def gate_rows(args: Any, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Launch ``silu_and_mul`` of contiguous rows, in an op with these arguments."""
+def gate_rows(
+    args: Any, gate_up: torch.Tensor, out: torch.Tensor, *, interleaved: bool = False,
+    limit: float = 0.0, alpha: float = 1.0, offset: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Launch ``silu_and_mul`` of contiguous rows, in an op with these arguments.
+
+    The others are those of ``expert_linear``.
+    """
     rows, width = out.shape
     block = min(GATE_BLOCK, triton.next_power_of_2(width))
     grid = rows, triton.cdiv(width, block)
-    launch(silu_and_mul_kernel, grid, args, out=out, gate_up=gate_up, WIDTH=width, BLOCK=block)
+    launch(
+        silu_and_mul_kernel, grid, args, out=out, gate_up=gate_up, WIDTH=width, BLOCK=block,
+        IS_INTERLEAVED=interleaved, LIMIT=limit, ALPHA=alpha, OFFSET=offset,
+    )  # fmt: skip
     return out

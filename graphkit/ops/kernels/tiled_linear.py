@@ -47,12 +47,84 @@ def _add_block(
 
 
 @triton.jit
-def _request(address):
+def prefetch(address):
     """Request memory into the L2 cache, without waiting. No value is read."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32,
         is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def tile_sums(
+    x, inputs, row, scale, zero_point, row_of_scale, is_n, is_t, first,
+    K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr, ALL_K: tl.constexpr, SCALES_BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr,
+    UNROLL: tl.constexpr, STRIDE: tl.constexpr, STAGES: tl.constexpr = None,
+):  # fmt: skip
+    """Return the products of a tile of outputs and rows over STEPS steps from ``first`` on.
+
+    ``row`` points to the outputs of the weight, [N], and ``inputs`` to the first 128 inputs of the
+    rows, [128, T]. Numbers of an output are STRIDE elements apart. ALL_K tells that each step has
+    all of its inputs. STAGES are the steps in flight, by default those of the kernel.
+    """
+    place = row_of_scale * SCALE_COLUMNS
+    STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
+    STEP_INPUTS: tl.constexpr = STEP_BLOCKS * 128
+    one_factor, one_zero = None, None
+    if SCALE_COLUMNS == 1:
+        one_factor = of_block(scale, row_of_scale, 0, is_n, 1, True).to(tl.float32)
+        if zero_point is not None:
+            one_zero = of_block(zero_point, row_of_scale, 0, is_n, 1, True)
+    lane = tl.arange(0, 128)
+    numbers = row[:, None] + lane[None, :] * STRIDE
+    total = tl.zeros([row.shape[0], inputs.shape[1]], tl.float32)
+    for index in tl.range(0, STEPS, num_stages=STAGES, loop_unroll_factor=UNROLL):
+        step = first + index
+        at = step * STEP_INPUTS + lane
+        is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
+        if not ALL_K:
+            is_number = is_number & (step * 128 + lane < ROW)[None, :]
+            is_input = is_input & (at < K)[:, None]
+            is_high_input = is_high_input & (at + 128 < K)[:, None]
+        loaded = tl.load(numbers + step * 128 * STRIDE, mask=is_number, other=0)
+        low_inputs = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
+        column = step * STEP_BLOCKS
+        factor, zero = one_factor, one_zero
+        if SCALE_COLUMNS > 1:
+            factor = of_block(scale, place, column, is_n, SCALE_COLUMNS, ALL_K).to(tl.float32)
+            if zero_point is not None:
+                zero = of_block(zero_point, place, column, is_n, SCALE_COLUMNS, ALL_K)
+        if IS_PACKED:
+            high_inputs = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_high_input, other=0.0)
+            high_factor, high_zero = factor, zero
+            if SCALE_COLUMNS > 1:
+                high_factor = of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+                high_factor = high_factor.to(tl.float32)
+                if zero_point is not None:
+                    high_zero = of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
+            # The first block is multiplied before the second is converted, to save registers.
+            if LOW is not None:
+                low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
+            else:
+                if zero_point is None:
+                    zero = tl.full([row.shape[0], 1], 8, tl.uint8)
+                    high_zero = zero
+                low = nibbles(loaded, zero, x.dtype.element_ty, 0)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+                high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
+            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
+        else:
+            wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
+            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
+    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
+        total *= one_factor
+    if LOW is not None:
+        total *= nibble_units(x.dtype.element_ty)
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -95,11 +167,11 @@ def linear_kernel(
         if EARLY_BYTES and ALL_N and ALL_K:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # 128 bytes
             line = tl.arange(0, EARLY_BYTES // 128) * LINE
-            _request(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
+            prefetch(row[:, None] + first * 128 + tl.minimum(line, STEPS * 128 - 1)[None, :])
             if SCALE_COLUMNS > 1:
-                _request(scale + place + first * STEP_BLOCKS)
+                prefetch(scale + place + first * STEP_BLOCKS)
                 if zero_point is not None:
-                    _request(zero_point + place + first * STEP_BLOCKS)
+                    prefetch(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     IS_SCALED: tl.constexpr = SCALE_COLUMNS > 0
@@ -193,8 +265,8 @@ def launch_tiles(
     The arguments are those of ``launch_streamed``.
     """
     low, high = None, None
-    if weight["IS_PACKED"] and _has_nibble_ptx(x):
-        low, high = nibble_ptx(x.dtype, product.pack, args.zero_point is not None)
+    if weight["IS_PACKED"]:
+        low, high = nibble_code(x, product, args.zero_point is not None)
     launch(
         linear_kernel, grid_of(product, len(x), weight["N"]), args, out=parts, x=x, rows=len(x),
         STEPS=triton.cdiv(weight["ROW"], BLOCK * product.line_steps * product.splits)
@@ -207,10 +279,12 @@ def launch_tiles(
     )  # fmt: skip
 
 
-def _has_nibble_ptx(x: torch.Tensor) -> bool:
-    """Return whether ``nibble_ptx`` converts to the dtype of rows on their device."""
-    if not isinstance(linear_kernel, triton.JITFunction):  # Triton's interpreter runs no PTX
-        return False
-    if x.dtype == torch.bfloat16:
-        return has_bfloat16_fma(x.device)
-    return x.dtype == torch.float16
+def nibble_code(
+    x: torch.Tensor, product: TiledProduct, has_zeros: bool
+) -> tuple[str | None, str | None]:
+    """Return ``nibble_ptx`` for a product with rows; ``None`` where it does not convert."""
+    if not isinstance(linear_kernel, triton.JITFunction):
+        return None, None  # Triton's interpreter runs no PTX
+    if x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and has_bfloat16_fma(x.device)):
+        return nibble_ptx(x.dtype, product.pack, has_zeros)
+    return None, None

@@ -190,6 +190,48 @@ def test_variants_compute_the_same_but_for_their_rounding(bench):
     assert quantized_linear(x, blocks.numbers, blocks.scale).shape == (3, 192)
 
 
+@of("experts")
+@pytest.mark.parametrize("options", [[], ["--sweep"]])
+def test_experts_are_measured_over_the_bytes_of_those_that_are_chosen(
+    bench, options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bench, "resolve_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(bench, "SWEPT", bench.SWEPT[:5])
+    out = tmp_path / "report.json"
+    assert bench.main(["--quick", "--rounds", "1", "--out", str(out), *options]) == 0
+    measures = BenchReport.from_json(out.read_text()).measures
+    if options:
+        settings = {f"{name}, {rows} rows" for name in FORMATS for rows in (1, 3)}
+        assert {measure.setting for measure in measures} == settings
+        return
+    assert {measure.setting for measure in measures} == {"1 rows", "3 rows"}
+    touched = [m.value for m in measures if (m.name, m.setting) == ("touched experts", "1 rows")]
+    assert touched == [2.0] * len(touched)
+    read = {m.variant: m.value for m in measures if (m.name, m.setting) == ("read", "1 rows")}
+    assert read["grouped_mm"] == read["batched_mm"] == 2 * 3 * 256 * 256 * 2 / 1e6
+    assert read["graphkit int4"] < 0.6 * read["graphkit fp8 channel"] < 0.4 * read["grouped_mm"]
+
+
+FORMATS = "bfloat16", "fp8 channel", "fp8 blocks", "int4"
+
+
+@of("experts")
+def test_ways_to_run_experts_compute_the_same_but_for_their_rounding(bench):
+    module = bench.Experts(bench.QUICK_SHAPE, CPU)
+    ((x, index, weights), *_), _ = bench.calls(module, 3, CPU)
+    with torch.no_grad():
+        results = {
+            name: function(held, x, index, weights).float()
+            for name, function, held in bench.variants(module, 3)
+        }
+    expected = results["grouped_mm"]
+    errors = {name: (got - expected).norm() / expected.norm() for name, got in results.items()}
+    assert max(errors["batched_mm"], errors["graphkit bfloat16"]) < 0.01
+    assert errors["graphkit fp8 channel"] < 0.08
+    assert errors["graphkit int4"] < 0.3
+    assert "graphkit fp8 blocks" in errors  # it has the scale of an average output
+
+
 @of("sampling")
 def test_torch_computes_the_same(bench):
     logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(2)) * 3

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
+from transformers import MixtralConfig
 
 from graphkit.cli.benchmarks import (
     MeasuredEngine,
@@ -129,13 +130,6 @@ def test_what_cuda_adds(events):
     assert row[""]["bare step over that"] == row[""]["bare step"] / bound_ms
 
 
-def test_a_bench_without_known_weights_has_no_bound(events):
-    measured = replace(bench(variants=VARIANTS[2:3]), weights=None)
-    values = values_of(measured.report("name", [1], {}))
-    assert "" not in values
-    assert list(values["batch 1"][""]) == ["nodes", "own nodes", "bare step"]
-
-
 def test_variants_take_turns_and_calls_are_counted_after_all_times(events):
     bench("NONE", variants=VARIANTS[:2]).report("name", [1, 2], {})
     size = [*(2 * ["v1", "v2"]), "host of v1", "host of v2"]
@@ -179,3 +173,21 @@ def test_progress_names_every_act():
         (1, 2, "batch 2, round 1 of 2: v1"),
         (1, 2, "batch 2, round 2 of 2: v1"),
     ]
+
+
+def test_the_chosen_experts_of_a_step_are_counted(tmp_path):
+    """A row of plain decoding chooses two of the experts of each layer."""
+    MixtralConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=16, num_experts_per_tok=2,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    models = random_model(tmp_path, "NONE", device="cpu", dtype=torch.float32)
+    weights, size = WeightBytes.of(models, 1), 4 * 3 * 32 * 48
+    assert len(weights.experts) == 2
+    every = sum(each.nbytes for each in models.model.parameters())
+    assert weights.verify == every - 2 * 16 * size - 4 * 128 * 32  # less the embedding
+    run = bench("NONE", models=models, variants=VARIANTS[2:3])
+    rows = values_of(run.report("name", [1, 3], {}))
+    assert rows["batch 1"][""]["experts read by a step"] * 1e6 == pytest.approx(2 * 2 * size)
+    assert 2 * 2 * size < rows["batch 3"][""]["experts read by a step"] * 1e6 <= 2 * 6 * size
+    assert not any("_graphkit_touched" in vars(module) for module in models.model.modules())

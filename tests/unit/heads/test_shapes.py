@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from graphkit.errors import ConfigError
 from graphkit.models import random_model, shapes
+from graphkit.models.experts import experts_of
 from graphkit.models.heads.eagle import EagleHead
 from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.quantization import QuantizedLinear
@@ -77,7 +78,7 @@ def test_a_file_of_settings_is_a_shape(tmp_path):
         num_attention_heads=2, num_key_value_heads=1, num_local_experts=4,
     ).save_pretrained(tmp_path)  # fmt: skip
     model = random_model(tmp_path / "config.json", "EAGLE", device="cpu", dtype=torch.float32)
-    assert model.has_experts
+    assert experts_of(model.model)
     assert model.draft.module.config.hidden_size == 32
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no model"}))
     with pytest.raises(ConfigError, match="cannot be read by transformers") as caught:

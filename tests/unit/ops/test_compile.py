@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import quantized_cases
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.experts import expert_linear, expert_sum, group_by_expert
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
@@ -334,6 +335,24 @@ def early_cases():
     yield quantized_linear, (rows, *channel)
     yield quantized_linear, (zeros(300, 512), *channel)
     yield multiply_heads, (zeros(2, 3, 64), zeros(2, 64, 128))
+    yield from expert_cases()
+
+
+def expert_cases():
+    """Yield ops of experts, of few rows that each program searches, and of more."""
+    slots = zeros(20, dtype=torch.int64)
+    for rows in (2, 20):
+        experts, x = zeros(rows, 4, dtype=torch.int64), zeros(rows, 512)
+        ordered = zeros(rows * 4, dtype=torch.int32), zeros(8, dtype=torch.int32)
+        yield group_by_expert, (experts, 8, slots[:rows])
+        more = None, slots[:rows], *ordered, True
+        yield expert_linear, (x, experts, zeros(8, 512, 512), None, None, *more)
+        for _, weight, scale, zero, _ in quantized_cases.weights("cpu", ((512, 512),)):
+            parts = [
+                each if each is None else each.repeat(8, 1, 1) for each in (weight, scale, zero)
+            ]
+            yield expert_linear, (x, experts, *parts, *more)
+        yield expert_sum, (zeros(rows * 4, 512), zeros(rows, 4), experts, 8, slots[:rows])
 
 
 def store_args(dtype):
@@ -430,7 +449,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
             assert ACCESS.search(reads)
             assert "cp.async" not in reads
             assert "cp.async" in after
-        elif "wait_then_start_next" in kernel.src:
+        elif "wait_then_start_next" in kernel.src or kernel.__name__ == "expert_linear_kernel":
             assert not ACCESS.search(after.partition(starts_next)[0])
         else:
             assert starts_next in before
@@ -454,7 +473,32 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
         "gather_rows_kernel", "scatter_rows_kernel", "process_logits_kernel",
+        "expert_linear_kernel", "expert_sum_kernel", "group_kernel",
     }  # fmt: skip
+
+
+@compiles
+def test_experts_that_follow_a_product_request_their_weight_before_they_wait(monkeypatch):
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    seen = 0
+
+    def run(kernel, *args, **options):
+        nonlocal seen
+        ptx = compile_only(kernel, *args, **options).asm["ptx"]
+        before, _, after = ptx.partition("griddepcontrol.wait")
+        assert "prefetch.global.L2" in before
+        assert all(access.startswith("ld.") for access in ACCESS.findall(before))
+        assert "griddepcontrol.launch_dependents" in after
+        assert "griddepcontrol.launch_dependents" not in before
+        assert {"cp.async", "st.global"} <= {*re.findall(r"cp\.async|st\.global", after)}
+        seen += 1
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op = OPS["expert_linear"]
+    for function, args in expert_cases():
+        if function is expert_linear:
+            op.launch(op.arguments(*args)._replace(follows_product=True))
+    assert seen == 18
 
 
 @pytest.mark.slow

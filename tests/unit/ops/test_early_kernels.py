@@ -27,6 +27,8 @@ STORES = {"rotated_heads_kernel", "store_kv_kernel"}
 """Kernels that let the next one start after they wait."""
 ATTENTION = "paged_attention_kernel"
 """A kernel that waits later if it follows a store."""
+EXPERTS = "expert_linear_kernel"
+"""A kernel that waits later if it follows itself."""
 HARMLESS = {"program_id", "num_programs", "arange", "full", "zeros", "to", "BlockedLayout"}
 """Calls that neither read nor write memory. Any other call may, such as one of a helper."""
 
@@ -52,6 +54,8 @@ def broken_rule(kernel):
         return "has no parameter STARTS_EARLY" if {*BARRIERS} & {*calls} else ""
     if kernel.name == ATTENTION:
         return broken_rule_of_attention(kernel, calls)
+    if kernel.name == EXPERTS:
+        return broken_rule_of_experts(kernel)
     waits = [index for index, each in enumerate(kernel.body) if is_wait(each)]
     if len(waits) != 1 or sum(map(calls.count, WAIT_CALLS)) != 1:
         return "does not wait once in all programs"
@@ -87,6 +91,30 @@ def broken_rule_of_attention(kernel, calls):
     if any("store" in called(each) for each in before):
         return "may write before the wait"
     return ""
+
+
+def broken_rule_of_experts(kernel):
+    """Return the rule that a kernel breaks which reads before it waits if it follows itself."""
+    waits = [each for each in kernel.body if is_block_of(each, BARRIERS[::-1])]
+    tests = [ast.unparse(each.test) for each in waits]
+    if tests != ["STARTS_EARLY and (not FOLLOWS)", "STARTS_EARLY and FOLLOWS"]:
+        return "does not wait once in all programs"
+    if sum(map(called(kernel).count, WAIT_CALLS)) != len(waits):
+        return "does not wait once in all programs"
+    first, last = map(kernel.body.index, waits)
+    before = kernel.body[first:last]
+    if any(isinstance(node, ast.Return) for each in before for node in ast.walk(each)):
+        return "may return before the wait"
+    if any({*called(each)} - HARMLESS for each in kernel.body[:first]):
+        return "may read or write before the wait"
+    reads = {"load", "_choices", "_outputs", "_search", "minimum", "where", "prefetch"}
+    if any({*called(each)} - HARMLESS - reads - {*BARRIERS} for each in before):
+        return "may write before the wait"
+    return ""
+
+
+def is_block_of(statement, calls):
+    return isinstance(statement, ast.If) and called(statement) == calls
 
 
 def functions(source):
@@ -162,6 +190,33 @@ LAST = "if STARTS_EARLY: gdc_wait()"
 )
 def test_a_broken_rule_of_attention_is_found(rule, first, inner, last):
     (kernel,) = functions(ATTENTION_SOURCE.format(first=first, inner=inner, last=last))
+    assert broken_rule(kernel) == rule
+
+
+EXPERTS_SOURCE = """def expert_linear_kernel(x, STARTS_EARLY, FOLLOWS):
+    if STARTS_EARLY and not FOLLOWS:
+        {order}
+    {read}
+    if STARTS_EARLY and FOLLOWS:
+        {order}
+    store(x)
+"""
+ORDER = "gdc_wait(); gdc_launch_dependents()"
+
+
+@pytest.mark.parametrize(
+    ("rule", "read", "order"),
+    [
+        ("", "load(x)", ORDER),
+        ("may write before the wait", "store(x)", ORDER),
+        ("may write before the wait", "_write_tile(x)", ORDER),
+        ("may return before the wait", "if x: return", ORDER),
+        ("does not wait once in all programs", "load(x)", "gdc_launch_dependents(); gdc_wait()"),
+        ("does not wait once in all programs", "gdc_wait()", ORDER),
+    ],
+)
+def test_a_broken_rule_of_experts_is_found(rule, read, order):
+    (kernel,) = functions(EXPERTS_SOURCE.format(read=read, order=order))
     assert broken_rule(kernel) == rule
 
 
