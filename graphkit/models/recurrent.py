@@ -8,13 +8,14 @@ before them. Suffixes: B requests, G of them, N nodes of each, T rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from graphkit.engine.kv.recurrent import States
-from graphkit.models.cache import NodeCache
+from graphkit.models.cache import NodeCache, RowsCache
 from graphkit.models.layout import ModelLayout, RecurrentLayer
 from graphkit.models.prompt_parts import (
     LEAST_CHUNK,
@@ -24,15 +25,49 @@ from graphkit.models.prompt_parts import (
     chunk_support,
     copied,
 )
-from graphkit.models.running import NodeScan, running_forward
+from graphkit.models.running import NodeScan, running_scan
+from graphkit.models.scans import known_mixer, scanned_forward
 
 
-def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> None:
-    """Let the recurrent layers of a model run over the pool of the running batch; in place."""
+def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
+    """Let the recurrent layers of a model run over the pool of the running batch; in place.
+
+    Returns:
+        The layout, with what the layers compute if all of them are known.
+    """
     modules = dict(model.named_modules())
+    layers = [
+        known_mixer(modules[layer.name], layer, model.device, model.dtype)
+        for layer in layout.recurrent
+    ]
+    known = [layer for layer in layers if layer is not None]
+    if len(known) == len(layers) and len({layer.recurrence for layer in known}) <= 1:
+        layout = replace(layout, recurrent=tuple(known))
     for number, layer in enumerate(layout.recurrent):
         mixer = modules[layer.name]
-        mixer.forward = PooledMixer(mixer.forward, layer, number)
+        if layer.runs_at_once:
+            forward = scanned_forward(mixer, layer, number)
+            assert forward is not None, "the mixer is known"
+            mixer.forward = ScannedMixer(forward, layer)
+        else:
+            mixer.forward = PooledMixer(mixer.forward, layer, number)
+    return layout
+
+
+class ScannedMixer:
+    """A mixer that computes all rows of the running batch in one call.
+
+    Args:
+        forward: Forward of the mixer, see ``scanned_forward``.
+        layer: The layer.
+    """
+
+    def __init__(self, forward: Callable[..., torch.Tensor], layer: RecurrentLayer) -> None:
+        self._forward, self._argument = forward, layer.cache_argument
+
+    def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
+        return self._forward(hidden_states, **others | {self._argument: RowsCache()})
 
 
 class PooledMixer:
@@ -56,8 +91,7 @@ class PooledMixer:
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
-        scan = running_forward().scan
-        assert scan is not None, "the forward of a model with recurrent layers has states"
+        scan = running_scan()
 
         def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
             cache: Any = NodeCache(states)

@@ -386,7 +386,7 @@ def commit_scans(
     table: Annotated[torch.Tensor, "[layers, 3] int64"],  # noqa: ARG001 - for the CUDA kernel
     kept_parents: Annotated[torch.Tensor, "[R, W] int64"],
     rows: Annotated[torch.Tensor, "[B] int64"],
-    nodes: Annotated[torch.Tensor, "[B] int64"],
+    nodes: Annotated[torch.Tensor, "[B] int32 or int64"],
     groups: Annotated[int, "G >= 1"],
     decays: int,
     transposed: bool,

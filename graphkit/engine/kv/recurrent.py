@@ -13,9 +13,11 @@ import torch
 
 from graphkit.config import is_int, require_int, require_type
 from graphkit.engine.kv.contracts import require_device
+from graphkit.engine.kv.scanned import ScannedStates, ScanRows, ScanShape
 from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
+from graphkit.ops.recurrent import causal_conv
 from graphkit.ops.tree import parents_and_depths
 
 States = Mapping[str, torch.Tensor]
@@ -76,6 +78,10 @@ class RecurrentStatePool:
     from the initial state, zeros. Buffers keep their addresses for the life of the pool, so
     captured graphs may hold them.
 
+    A layer that runs all nodes of a step in one launch calls ``convolve`` and ``scanned.scan``
+    with the ``scan_rows`` of the batch. Of the state of ``recurrence``, the pool keeps what the
+    nodes add, and not the states after them.
+
     Args:
         size: Request rows, as in ``ReqToTokenPool``.
         width: Most nodes per request in one step (W), the width of TARGET_VERIFY.
@@ -84,6 +90,11 @@ class RecurrentStatePool:
         shapes: Shape of one state of one layer by kind, such as
             ``{"conv": (dim, kernel - 1), "ssm": (heads, head_dim, state_size)}``.
         dtypes: Dtype of every kind, or one by kind.
+        recurrence: The linear recurrence of all layers, whose state is one of the kinds; ``None``
+            for states after each node of all kinds.
+
+    Attributes:
+        scanned: States of ``recurrence``; ``None`` without.
 
     Raises:
         ConfigError: An argument is out of range or has a wrong type, or ``dtypes`` lacks a kind.
@@ -104,6 +115,7 @@ class RecurrentStatePool:
         *,
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+        recurrence: ScanShape | None = None,
     ) -> None:
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
@@ -111,6 +123,11 @@ class RecurrentStatePool:
         self.size, self.width, self.layer_num = size, width, layer_num
         device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
+        self.scanned: ScannedStates | None = None
+        if recurrence is not None:
+            kind = recurrence.kind
+            self.scanned = ScannedStates(size, width, layer_num, device, recurrence, dtypes[kind])
+            shapes = {other: shape for other, shape in shapes.items() if other != kind}
         self._layers = [
             {
                 kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
@@ -119,8 +136,8 @@ class RecurrentStatePool:
             for _ in range(layer_num)
         ]
         self._buffers = [buffer for buffers in self._layers for buffer in buffers.values()]
-        self.device = self._buffers[0].device
-        self._table = buffer_table(self._buffers)
+        self._table = buffer_table(self._buffers) if self._buffers else None
+        self.device = torch.zeros(0, device=device).device  # with its index
         self._node = torch.arange(width, device=self.device)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -128,12 +145,24 @@ class RecurrentStatePool:
 
         Declare them as the ``mutable_state`` of a step. They are views of the buffers,
         ``[size + 1, W + 1, *shape]``: the committed state of a row, and those after its nodes.
+        Of ``recurrence`` they are the committed state and that after a prompt, ``[size + 1, 2,
+        *shape]``, and what is kept of the nodes.
         """
-        return {
+        named = {
             f"{kind}.{layer}": buffer.unflatten(0, (self.size + 1, self.width + 1))
             for layer, buffers in enumerate(self._layers)
             for kind, buffer in buffers.items()
         }
+        return named if self.scanned is None else named | self.scanned.tensors()
+
+    def committed(self) -> dict[str, torch.Tensor]:
+        """Return the committed states of every row by kind and layer, ``[size + 1, *shape]``."""
+        named = {
+            f"{kind}.{layer}": buffer[:: self.width + 1]
+            for layer, buffers in enumerate(self._layers)
+            for kind, buffer in buffers.items()
+        }
+        return named if self.scanned is None else named | self.scanned.committed()
 
     def state(self, layer: int, kind: str) -> torch.Tensor:
         """Return the buffer of one kind of state of one layer, ``[(size + 1) * (W + 1), *shape]``.
@@ -170,17 +199,9 @@ class RecurrentStatePool:
             AttentionError: Requests have different numbers of rows, or a tree has more than W
                 nodes.
         """
-        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
-        requests, rows = inputs.batch_size, inputs.num_tokens
         if inputs.lengths is not None:
             return self._packed_slots(inputs, inputs.lengths)
-        nodes = rows // requests if requests else 0
-        if nodes * requests != rows or (mask is not None and nodes > self.width):
-            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
-            raise AttentionError(
-                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
-                f"per request{limit}."
-            )
+        mask, nodes = self._mask_and_nodes(inputs)
         committed = inputs.req_pool_indices[:, None] * (self.width + 1)
         if mask is None:
             return StateSlots(*self._chain(committed, nodes))
@@ -188,6 +209,19 @@ class RecurrentStatePool:
         parents, depths = parents_and_depths(mask[:, :, :nodes])
         order = depths.argsort(dim=1, stable=True)
         return StateSlots(committed + 1 + parents, committed + 1 + node, order)
+
+    def _mask_and_nodes(self, inputs: RecurrentInputs) -> tuple[torch.Tensor | None, int]:
+        """Return the mask of a batch of trees, ``None`` for chains, and its nodes per request."""
+        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
+        requests, rows = inputs.batch_size, inputs.num_tokens
+        nodes = rows // requests if requests else 0
+        if nodes * requests != rows or (mask is not None and nodes > self.width):
+            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
+            raise AttentionError(
+                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
+                f"per request{limit}."
+            )
+        return mask, nodes
 
     def _chain(self, committed: torch.Tensor, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slots before and after the nodes of chains, from those committed, [B, 1]."""
@@ -207,6 +241,44 @@ class RecurrentStatePool:
             packed=owner * nodes + row - (ends - lengths)[owner],
             is_row=torch.arange(nodes, device=device) < lengths[:, None],
         )
+
+    def scan_rows(self, inputs: RecurrentInputs) -> ScanRows:
+        """Return where the rows of a batch are, for ``convolve`` and ``scanned.scan``.
+
+        Enqueues only; may be captured. A chain of more than W nodes is a prompt, after which the
+        pool has the state after its last row alone.
+
+        Raises:
+            AttentionError: See ``slots``.
+        """
+        rows, lengths = inputs.req_pool_indices, inputs.lengths
+        if lengths is not None:
+            begins = torch.nn.functional.pad(lengths.long().cumsum(0), (1, 0))
+            return ScanRows(rows, inputs.width or 1, begins)
+        mask, nodes = self._mask_and_nodes(inputs)
+        if mask is not None:
+            parents, depths = parents_and_depths(mask[:, :, :nodes])
+            return ScanRows(rows, nodes, None, parents, depths.argsort(dim=1, stable=True))
+        if nodes <= self.width:
+            return ScanRows(rows, nodes)
+        return ScanRows(rows, nodes, nodes * torch.arange(len(rows) + 1, device=rows.device))
+
+    def convolve(
+        self,
+        layer: int,
+        kind: str,
+        rows: ScanRows,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        silu: bool,
+    ) -> torch.Tensor:
+        """Run ``graphkit.ops.recurrent.causal_conv`` over inputs, [T, C], and a kind of state."""
+        states = self.state(layer, kind)
+        return causal_conv(
+            states, rows.rows, rows.begins, rows.parents, x, weight, bias, rows.nodes, self.width,
+            silu,
+        )  # fmt: skip
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``.
@@ -283,14 +355,16 @@ class RecurrentStatePool:
 
     def reset(self, req_pool_indices: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to the initial state, zeros."""
+        if self.scanned is not None:
+            self.scanned.reset(req_pool_indices)
         # Slot 0 is the committed state of the pad rows, which nothing writes.
         self._copy(req_pool_indices, torch.zeros_like(req_pool_indices))
 
     def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
         """Copy the states after ``nodes`` over the committed ones, in every layer.
 
-        Two launches on the current stream for any number of layers. Never synchronises; may be
-        captured. Pad rows, row 0, keep the initial state.
+        Two launches on the current stream for any number of layers, and one for ``recurrence``.
+        Never synchronises; may be captured. Pad rows, row 0, keep the initial state.
 
         Args:
             req_pool_indices: [B] int64, request rows; each at most once, except row 0.
@@ -300,11 +374,14 @@ class RecurrentStatePool:
             AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a row or
                 node is out of range. On CUDA such a pair copies nothing, or another node's state.
         """
+        if self.scanned is not None:
+            self.scanned.commit(req_pool_indices, nodes)
         source = req_pool_indices * (self.width + 1) + 1 + nodes
         self._copy(req_pool_indices, torch.where(req_pool_indices == 0, 0, source))
 
     def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
-        move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
+        if self._table is not None:
+            move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
 
 
 def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -383,7 +383,7 @@ def commit_scans_kernel(
     inside = (k < KEYS)[:, None] & inside_v[None, :]
     tile = tile_offsets(k, v, KEYS, VALUES, TRANSPOSED)
     dtype: tl.constexpr = any_state.dtype.element_ty
-    row, last = tl.load(rows + request), tl.load(nodes + request)
+    row, last = tl.load(rows + request), tl.load(nodes + request).to(tl.int64)
     # torch allocates at multiples of 512 bytes; a load of several numbers needs 16.
     states = tl.multiple_of(tl.load(table + layer * 3).to(tl.pointer_type(dtype)), 16)
     updates = tl.load(table + layer * 3 + 1).to(tl.pointer_type(tl.float32))
