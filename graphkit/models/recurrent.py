@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.engine.kv.recurrent import States
 from graphkit.models.cache import NodeCache, RowsCache
+from graphkit.models.fused_mixer import FusedMixer, fused_mixer
 from graphkit.models.layout import ModelLayout, RecurrentLayer
 from graphkit.models.prompt_parts import (
     LEAST_CHUNK,
@@ -26,7 +28,7 @@ from graphkit.models.prompt_parts import (
     copied,
 )
 from graphkit.models.running import NodeScan, running_scan
-from graphkit.models.scans import known_mixer, scanned_forward
+from graphkit.models.scans import computes_the_same, known_mixer, random_rows, scanned_forward
 
 
 def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
@@ -46,12 +48,24 @@ def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     for number, layer in enumerate(layout.recurrent):
         mixer = modules[layer.name]
         if layer.runs_at_once:
-            forward = scanned_forward(mixer, layer, number)
-            assert forward is not None, "the mixer is known"
-            mixer.forward = ScannedMixer(forward, layer)
+            mixer.forward = _at_once(mixer, layer, number, model)
         else:
             mixer.forward = PooledMixer(mixer.forward, layer, number)
     return layout
+
+
+def _at_once(
+    mixer: nn.Module, layer: RecurrentLayer, number: int, model: PreTrainedModel
+) -> ScannedMixer | FusedMixer:
+    """Return the forward of a known mixer: as few launches as possible, or its own."""
+    forward, first = scanned_forward(mixer, layer, number), scanned_forward(mixer, layer, 0)
+    assert forward is not None and first is not None, "the mixer is known"  # noqa: PT018
+    rows = random_rows(mixer, model.device, model.dtype)
+    fused = fused_mixer(mixer, layer, first, rows)
+    if fused is not None and computes_the_same(mixer, fused, layer, rows):
+        fused.number = number
+        return fused
+    return ScannedMixer(forward, layer)
 
 
 class ScannedMixer:

@@ -176,9 +176,10 @@ class NodeScan:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         silu: bool,
+        columns: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run a causal convolution over inputs, [T, C]."""
-        return self.pool.convolve(layer, "conv0", self.scan_rows, x, weight, bias, silu)
+        """Run a causal convolution over inputs, [T, M], of which ``columns`` selects [T, C]."""
+        return self.pool.convolve(layer, "conv0", self.scan_rows, x, weight, bias, silu, columns)
 
     def recur(
         self, layer: int, shape: ScanShape, *inputs: torch.Tensor | None, **options: Any

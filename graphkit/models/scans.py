@@ -29,6 +29,7 @@ from graphkit.engine.kv.recurrent import States
 from graphkit.engine.kv.scanned import ScanRows, ScanShape
 from graphkit.errors import GraphkitError
 from graphkit.models.cache import NodeCache, RowsCache
+from graphkit.models.fusion.agreement import agree
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
 from graphkit.ops.recurrent import NO_LIMIT
@@ -41,6 +42,8 @@ _LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 add in different orders, in several steps."""
 _LARGEST_ROUNDED = 0.05
 """The same in other dtypes. transformers rounds time steps and states there for single tokens."""
+_FAULTS = (GraphkitError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
+"""What a mixer may raise that graphkit does not know."""
 _NODES, _PROMPT = 4, 9
 """Nodes and rows that are compared."""
 
@@ -62,26 +65,47 @@ def known_mixer(
     forward = scanned_forward(mixer, layer, 0)
     if forward is None or device.type == "meta" or set(layer.shapes) - {"conv0", _RECURRENCE}:
         return None
-    noted, rows = _Noted(), _random_rows(mixer, _PROMPT + 2 * _NODES).to(device, dtype)
+    noted, rows = _Noted(), random_rows(mixer, device, dtype)
     try:
         with torch.no_grad(), noted.running():
             forward(rows[:, :2], **{layer.cache_argument: RowsCache()})
         found = noted.layer(layer)
-        if found is None:
-            return None
-        difference = _difference(mixer, forward, found, rows)
-    except (GraphkitError, RuntimeError, ValueError, TypeError, KeyError) as error:
+    except _FAULTS as error:
         logger.warning("%s runs node by node: %s", layer.name, str(error).split("\n", 1)[0])
         return None
-    allowed = _LARGEST_DIFFERENCE.get(dtype, _LARGEST_ROUNDED)
-    if not difference <= allowed:
+    return found if found and computes_the_same(mixer, forward, found, rows) else None
+
+
+def computes_the_same(
+    mixer: nn.Module,
+    forward: Callable[..., torch.Tensor],
+    layer: RecurrentLayer,
+    rows: torch.Tensor,
+) -> bool:
+    """Return whether a forward over pooled states computes what a mixer computes, but for rounding.
+
+    All ranks of a split model decide the same. A difference is logged.
+
+    Args:
+        mixer: The module.
+        forward: The forward, as layer 0.
+        layer: The layer, with its recurrence.
+        rows: ``random_rows`` of the mixer.
+    """
+    allowed = _LARGEST_DIFFERENCE.get(rows.dtype, _LARGEST_ROUNDED)
+    try:
+        difference = _difference(mixer, forward, layer, rows)
+    except _FAULTS as error:
+        logger.warning("%s: %s", layer.name, str(error).split("\n", 1)[0])
+        difference = float("inf")
+    if not agree(True, difference <= allowed):
         logger.warning(
-            "%s (%s) runs node by node: with graphkit's scan it differs from itself by %.2g of its "
-            "values, at most %.2g is rounding.",
+            "%s (%s) runs node by node or unfused: with graphkit's scan it differs from itself by "
+            "%.2g of its values, at most %.2g is rounding.",
             layer.name, type(mixer).__name__, difference, allowed,
         )  # fmt: skip
-        return None
-    return found
+        return False
+    return True
 
 
 def scanned_forward(
@@ -266,12 +290,13 @@ class _Noted(NodeScan):
         return replace(layer, runs_at_once=True, recurrence=shape)
 
 
-def _random_rows(mixer: nn.Module, count: int) -> torch.Tensor:
-    """Return hidden states that a norm may have computed, [1, T, H]."""
+def random_rows(mixer: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return hidden states for ``computes_the_same``, like those of a norm, [1, T, H]."""
     inputs = [child.in_features for child in mixer.modules() if isinstance(child, nn.Linear)]
     generator = torch.Generator().manual_seed(0)
     size = getattr(mixer, "hidden_size", None) or inputs[0]
-    return torch.randn(1, count, size, generator=generator)
+    rows = torch.randn(1, _PROMPT + 2 * _NODES, size, generator=generator)
+    return rows.to(device, dtype)
 
 
 def _difference(

@@ -66,6 +66,60 @@ def add_rms_norm(
     return (weight * wide.to(total.dtype)).to(total.dtype), total
 
 
+def _check_groups(args: Any) -> None:
+    """Refuse weights and groups that do not divide the columns."""
+    width, size, weights = args.x.shape[1], args.size, len(args.weight)
+    if width % size or weights not in (size, width):
+        raise InputError(
+            f"gated_rms_norm: x is {describe(args.x)}, size is {size} and weight is "
+            f"{describe(args.weight)}, expected columns in groups of {size}, and a weight of one "
+            "group or of all columns.",
+            field="size",
+        )
+
+
+@register_op(check=_check_groups)
+def gated_rms_norm(
+    x: Annotated[torch.Tensor, "[T, C >= 1] floating-point"],
+    gate: Annotated[torch.Tensor, "[T, M] floating-point"],
+    weight: Annotated[torch.Tensor, "[G] floating-point"],
+    eps: Annotated[float, "eps >= 0"],
+    size: Annotated[int, "S >= 1"],
+    gate_first: bool = False,
+    sigmoid: bool = False,
+    columns: Annotated[torch.Tensor | None, "[C] int64"] = None,
+) -> Annotated[torch.Tensor, "[T, C] x.dtype"]:
+    """Normalise groups of columns and multiply them with a gate, in float32.
+
+    The result is ``weight * norm(x) * silu(gate)``, or ``weight * norm(x * silu(gate))`` (Mamba 2,
+    arXiv 2405.21060), rounded once.
+
+    Args:
+        x: The rows.
+        gate: Gates, in rows that may be spaced.
+        weight: Factor of each column of a group, or of all columns.
+        eps: Added to the mean square of a group.
+        size: Columns of a group (S).
+        gate_first: Whether rows are multiplied with the gate before they are normalised.
+        sigmoid: Whether the gate is a sigmoid.
+        columns: Column of ``gate`` for each column of x; None for the same one.
+
+    Returns:
+        The gated rows, [T, C].
+    """
+    wide = x.float()
+    gates = (gate if columns is None else gate[:, columns]).float()
+    factor = torch.reciprocal(1.0 + torch.exp(-gates))
+    factor = factor if sigmoid else gates * factor
+    if gate_first:
+        wide = wide * factor
+    groups = wide.unflatten(1, (-1, size))
+    scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
+    wide = (groups * scale * weight.float().view(-1, size)).flatten(1)
+    out: torch.Tensor = wide if gate_first else wide * factor
+    return out.to(x.dtype)
+
+
 def reduce_partials(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return rows [T, C], or the sum of partial sums [S, T, C] in order, in a dtype."""
     return (rows if rows.dim() == 2 else reduce(torch.add, rows.unbind())).to(dtype)

@@ -41,6 +41,11 @@ def _check_conv(args: Any) -> None:
             f"causal_conv: states is {describe(args.states)}, expected slots in multiples of "
             f"{args.width + 1}: the committed state of a row, and those after {args.width} nodes."
         )
+    if args.columns is None and args.x.shape[1] != args.states.shape[1]:
+        raise AttentionError(
+            f"causal_conv: x is {describe(args.x)}, expected {args.states.shape[1]} columns, one "
+            "for each channel. Pass columns for others."
+        )
     _check_places("causal_conv", args, args.width)
 
 
@@ -65,12 +70,13 @@ def causal_conv(
     rows: Annotated[torch.Tensor, "[B] int64"],
     begins: Annotated[torch.Tensor | None, "[E] int64"],
     parents: Annotated[torch.Tensor | None, "[B, N] int64"],
-    x: Annotated[torch.Tensor, "[T, C] floating-point"],
+    x: Annotated[torch.Tensor, "[T, M] floating-point"],
     weight: Annotated[torch.Tensor, "[C, L >= 1] floating-point"],
     bias: Annotated[torch.Tensor | None, "[C] floating-point"],
     nodes: Annotated[int, "N >= 0"],
     width: Annotated[int, "W >= 1"],
     silu: bool = False,
+    columns: Annotated[torch.Tensor | None, "[C] int64"] = None,
 ) -> Annotated[torch.Tensor, "[T, C] x.dtype"]:
     """Convolve the inputs of each channel on the path to each node, the node's own last.
 
@@ -93,16 +99,18 @@ def causal_conv(
         nodes: Nodes of each request, or most rows of a prompt.
         width: Nodes whose states are kept.
         silu: Whether silu of the rounded sums is returned.
+        columns: Column of ``x`` for each channel; None for M = C columns in order.
 
     Returns:
         The convolved rows, [T, C].
     """
-    columns, taps = states.shape[2], weight.shape[1]
-    padded, present = _by_request(x, rows, begins, nodes)  # [B, N, C]
+    length, taps = states.shape[2], weight.shape[1]
+    inputs = x if columns is None else x[:, columns]
+    padded, present = _by_request(inputs, rows, begins, nodes)  # [B, N, C]
     count = padded.shape[1]
     before = states[rows * (width + 1)].to(padded.dtype)  # [B, C, S]
     line = torch.cat([before.transpose(1, 2), padded], 1)  # inputs in the order of a chain
-    reach = max(taps, columns + 1)
+    reach = max(taps, length)
     index = torch.arange(count, device=x.device).expand(len(rows), count)
     paths = []
     beyond = torch.zeros_like(index)
@@ -111,9 +119,9 @@ def causal_conv(
             above = index - 1 if parents is None else _parents_of(parents, index)
             beyond = torch.where(index < 0, beyond + 1, beyond)
             index = torch.where(index < 0, index, above)
-        place = torch.where(index < 0, columns - 1 - beyond, columns + index)
-        inputs = line.gather(1, place.clamp(min=0)[:, :, None].expand(-1, -1, line.shape[2]))
-        paths.append(torch.where((place < 0)[:, :, None], 0.0, inputs))
+        place = torch.where(index < 0, length - 1 - beyond, length + index)
+        values = line.gather(1, place.clamp(min=0)[:, :, None].expand(-1, -1, line.shape[2]))
+        paths.append(torch.where((place < 0)[:, :, None], 0.0, values))
     total = torch.zeros(padded.shape, device=x.device)
     for distance in reversed(range(taps)):
         total = total + paths[distance].float() * weight[:, taps - 1 - distance].float()
@@ -123,7 +131,7 @@ def causal_conv(
     if silu:
         wide = out.float()
         out = (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
-    after = torch.stack([paths[distance] for distance in reversed(range(columns))], -1)
+    after = torch.stack([paths[distance] for distance in reversed(range(length))], -1)
     after = after.to(states.dtype)  # [B, N, C, S]
     first = rows[:, None] * (width + 1) + 1
     if begins is None:
@@ -173,7 +181,10 @@ def _check_scan(args: Any) -> None:
             f"linear_scan: updates is {describe(args.updates)}, expected {kept} numbers for each "
             f"node, and half as many rows as states has slots ({len(args.states)})."
         )
-    if tuple(args.decay.shape[1:]) != ((heads,) if decays == 1 else (heads, decays)):
+    is_chosen = args.decay_columns is not None and args.decay.dim() == 2
+    if not is_chosen and tuple(args.decay.shape[1:]) != (
+        (heads,) if decays == 1 else (heads, decays)
+    ):
         raise AttentionError(
             f"linear_scan: decay is {describe(args.decay)}, expected [T, {heads}], or with one for "
             f"each key [T, {heads}, {keys}], or with a weight of three dimensions one for each "
@@ -212,7 +223,7 @@ def linear_scan(
     key: Annotated[torch.Tensor, "[T, G, K] floating-point"],
     value: Annotated[torch.Tensor, "[T, H, V] floating-point"],
     decay: Annotated[torch.Tensor, "[T, ...] floating-point"],
-    beta: Annotated[torch.Tensor | None, "[T, H] floating-point"],
+    beta: Annotated[torch.Tensor | None, "[T, ...] floating-point"],
     nodes: Annotated[int, "N >= 0"],
     scale: float = 1.0,
     normalise: bool = False,
@@ -223,6 +234,10 @@ def linear_scan(
     most: float = NO_LIMIT,
     skip: torch.Tensor | None = None,
     gate: Annotated[torch.Tensor | None, "[T, H, V] floating-point"] = None,
+    log_weight: bool = False,
+    beta_scale: float = 0.0,
+    decay_columns: Annotated[torch.Tensor | None, "[H] int64"] = None,
+    beta_columns: Annotated[torch.Tensor | None, "[H] int64"] = None,
 ) -> Annotated[torch.Tensor, "[T, H, V] value.dtype"]:
     """Run a linear recurrence over the nodes of each request, each from the state of its parent.
 
@@ -234,8 +249,8 @@ def linear_scan(
         out = S.T @ (scale * query)
 
     With ``decay_weight``, ``decay`` is a time step before its softplus: ``dt = clamp(softplus(decay
-    + decay_bias), least, most)``, the decay is ``dt * decay_weight``, and the value is multiplied
-    with dt. Then ``out`` becomes ``(out + skip * value) * silu(gate)``.
+    + decay_bias), least, most)``, and the decay is ``dt * decay_weight``. Without beta the value is
+    multiplied with dt. Then ``out`` becomes ``(out + skip * value) * silu(gate)``.
 
     Slot ``2 * row`` of ``states`` has the state before the nodes, and is not written. Key, added
     value and decay of each node are written to ``updates``, and its parent to ``kept_parents``,
@@ -260,7 +275,7 @@ def linear_scan(
         value: Values.
         decay: Logarithms of the decays: [T, H], or one for each key, [T, H, K]; or time steps, [T,
             H], or one for each value, [T, H, V].
-        beta: How much of what a state lacks is added; None for the values themselves.
+        beta: How much of what a state lacks is added, [T, H]; None for the values themselves.
         nodes: Nodes of each request, or most rows of a prompt.
         scale: Factor on the queries.
         normalise: Whether queries and keys are divided by ``sqrt(sum(x ** 2) + 1e-6)``.
@@ -272,15 +287,29 @@ def linear_scan(
         most: Largest time step.
         skip: Factor on the values that are added to the outputs: [H], or [H, V].
         gate: Gates of the outputs.
+        log_weight: Whether a decay_weight [H] is given as its logarithm: the factor is
+            ``-exp(decay_weight)``.
+        beta_scale: If it is not 0, beta is ``beta_scale * sigmoid(beta)``.
+        decay_columns: Column of ``decay``, [T, any], for each head; None for a column per head.
+        beta_columns: The same of ``beta``.
 
     Returns:
         The outputs, [T, H, V].
     """
     heads, width = states.shape[1], updates.shape[1]
+    if decay_columns is not None:
+        decay = decay[:, decay_columns]
+    if beta is not None and beta_columns is not None:
+        beta = beta[:, beta_columns]
+    if beta is not None and beta_scale:
+        beta = beta_scale / (1.0 + torch.exp(-beta.float()))
+    if decay_weight is not None and log_weight:
+        decay_weight = -torch.exp(decay_weight.float())
     tiles = states.transpose(2, 3) if transposed else states  # [slots, H, K, V]
     inputs, log_decay, steps = _widened(
-        query, key, value, decay, scale, normalise, decay_weight, decay_bias, least, most, heads
-    )
+        query, key, value, decay, scale, normalise, decay_weight, decay_bias, least, most, heads,
+        beta is None,
+    )  # fmt: skip
     wide_query, wide_key, wide_value = inputs
     factor = (beta if beta is not None else value.new_ones(value.shape[:2])).float()
     weight = decay_weight
@@ -350,6 +379,7 @@ def _widened(
     least: float,
     most: float,
     heads: int,
+    scales_values: bool,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Return queries, keys and values of all heads in float32, decays, and what is kept of these.
 
@@ -366,7 +396,7 @@ def _widened(
             logs = logs + bias.float().view(heads, -1)
         # torch's softplus rounds the last few numbers of a tensor otherwise than those before.
         steps = torch.where(logs > 20.0, logs, torch.log1p(torch.exp(logs))).clamp(least, most)
-        wide = wide * steps
+        wide = wide * steps if scales_values else wide
         logs = steps if weight.dim() == 3 else steps * weight.float()[:, None]
     return (repeated[0] * scale, repeated[1], wide), logs, logs
 

@@ -8,6 +8,7 @@ import torch
 import graphkit as gk
 from graphkit import models
 from graphkit.models import recurrent, scans
+from graphkit.models.fused_mixer import FusedMixer
 from graphkit.models.recurrent import PooledMixer, ScannedMixer
 from small_models import small_model
 
@@ -19,6 +20,12 @@ KNOWN = [
     "falcon_mamba", "jamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h",
     "zamba2", "lfm2", "lfm2_moe", "lfm3",
 ]  # fmt: skip
+
+
+FUSED = [
+    "qwen3_next", "qwen3_5_text", "mamba2", "bamba", "granitemoehybrid", "nemotron_h", "zamba2",
+]  # fmt: skip
+"""Those that run in five launches."""
 
 
 def mixers(loaded, kind=PooledMixer):
@@ -90,14 +97,16 @@ def qwen3_next():
 def test_known_mixers_run_all_rows_in_one_call(kind, dtype, monkeypatch):
     loaded = models.load(small_model(kind).to(dtype), device="cpu", check=dtype == torch.float32)
     assert not mixers(loaded)
-    mixer, calls = mixers(loaded, ScannedMixer)[0], []
-    forward = mixer._forward
+    assert bool(mixers(loaded, FusedMixer)) == (kind in FUSED)
+    mixer, calls = mixers(loaded, (FusedMixer, ScannedMixer))[0], []
+    forward = type(mixer).__call__
 
-    def counted(rows, **others):
-        calls.append(rows.shape[1])
-        return forward(rows, **others)
+    def counted(self, hidden_states, **others):
+        if self is mixer:
+            calls.append(hidden_states.shape[1])
+        return forward(self, hidden_states, **others)
 
-    monkeypatch.setattr(mixer, "_forward", counted)
+    monkeypatch.setattr(type(mixer), "__call__", counted)
     generate_all(loaded, map(prompt_of, (9, 4)), new_tokens=2)
     assert calls == [13, 2 * WIDTH]
 
@@ -115,7 +124,9 @@ def test_a_mixer_that_differs_from_itself_runs_node_by_node(name, monkeypatch, c
     monkeypatch.setattr(scans, table, changed)
     loaded = models.load(small_model("qwen3_next"), device="cpu")
     assert len(mixers(loaded)) == 1
-    assert "runs node by node: with graphkit's scan it differs from itself" in caplog.text
+    assert (
+        "runs node by node or unfused: with graphkit's scan it differs from itself" in caplog.text
+    )
     assert generate(loaded, prompt_of(20)) == plain_text(loaded, prompt_of(20))
 
 

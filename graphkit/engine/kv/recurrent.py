@@ -272,12 +272,13 @@ class RecurrentStatePool:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         silu: bool,
+        columns: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run ``graphkit.ops.recurrent.causal_conv`` over inputs, [T, C], and a kind of state."""
+        """Run ``graphkit.ops.recurrent.causal_conv`` over inputs, [T, M], and a kind of state."""
         states = self.state(layer, kind)
         return causal_conv(
             states, rows.rows, rows.begins, rows.parents, x, weight, bias, rows.nodes, self.width,
-            silu,
+            silu, columns,
         )  # fmt: skip
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def first_and_count(begins, request, nodes):
 
 @triton.jit(do_not_specialize=["nodes"])
 def causal_conv_kernel(
-    out, states, rows, begins, parents, x, weight, bias, nodes, x_row, x_column,
+    out, states, rows, begins, parents, x, weight, bias, columns, nodes, x_row, x_column,
     CHANNEL_COUNT: tl.constexpr, COLUMNS: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr,
     SILU: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +59,9 @@ def causal_conv_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     if bias is not None:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    source = channel.to(tl.int64)
+    if columns is not None:
+        source = tl.load(columns + channel, mask=inside, other=0)
     above = tl.where(is_row, node, -1)
     # A request without rows keeps its state: no input is appended.
     beyond = tl.where(is_row, 0, 1).to(tl.int64)
@@ -74,7 +77,7 @@ def causal_conv_kernel(
             beyond = tl.where((above < 0) & (beyond == 0), 1, beyond)
         column = COLUMNS - beyond
         from_rows = tl.load(
-            x + (first + above) * x_row + channel * x_column, mask=inside & (above >= 0), other=0.0
+            x + (first + above) * x_row + source * x_column, mask=inside & (above >= 0), other=0.0
         )
         from_state = tl.load(
             committed + column, mask=inside & (above < 0) & (column >= 0), other=0.0
@@ -151,15 +154,16 @@ def softplus(x):
 
 @triton.jit
 def decay_of(
-    decay, bias, weight, token, head, k, v, least, most, row_stride,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr, IS_STEP: tl.constexpr,
+    decay, bias, weight, columns, token, head, k, v, least, most, row_stride,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr, LOG_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Return the logarithm of a decay, and the time step, in the shape of their kind.
 
     KIND is 0 for one decay of a head, 1 for one of each key, and 2 for one of each value.
     """
     if KIND == 0:
-        logs = tl.load(decay + token * row_stride + head).to(tl.float32)
+        column = head if columns is None else tl.load(columns + head)
+        logs = tl.load(decay + token * row_stride + column).to(tl.float32)
         if bias is not None:
             logs += tl.load(bias + head).to(tl.float32)
     elif KIND == 1:
@@ -171,11 +175,14 @@ def decay_of(
         if bias is not None:
             logs += tl.load(bias + head * VALUES + v, mask=v < VALUES, other=0.0).to(tl.float32)
     step = logs
-    if IS_STEP:
+    if weight is not None:
         step = tl.minimum(tl.maximum(softplus(logs), least), most)
         logs = step
         if KIND == 0:
-            logs = step * tl.load(weight + head).to(tl.float32)
+            factor = tl.load(weight + head).to(tl.float32)
+            if LOG_WEIGHT:
+                factor = -tl.exp(factor)
+            logs = step * factor
     return logs, step
 
 
@@ -192,11 +199,12 @@ def as_tile(logs, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["nodes"])
 def linear_scan_kernel(
     out, states, updates, kept_parents, kept_weight, rows, begins, parents, order, query, key,
-    value, decay, beta, decay_weight, decay_bias, skip, gate, nodes, scale, least, most,
-    query_row, query_head, key_row, key_head, value_row, value_head, gate_row, gate_head, decay_row,
-    beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns,
+    nodes, scale, least, most, beta_scale, query_row, query_head, key_row, key_head, value_row,
+    value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, UPDATE: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr, BLOCK_K: tl.constexpr,
+    TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr,
+    IS_SIGMOID: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request, head and block of values; its tile of the state is in registers.
@@ -249,8 +257,8 @@ def linear_scan_kernel(
                         left -= 1
                     other = first + above
                     logs, _ = decay_of(
-                        decay, decay_bias, decay_weight, other, head, k, v, least, most, decay_row,
-                        KEYS, VALUES, KIND, decay_weight is not None,
+                        decay, decay_bias, decay_weight, decay_columns, other, head, k, v, least,
+                        most, decay_row, KEYS, VALUES, KIND, LOG_WEIGHT,
                     )  # fmt: skip
                     vector = key_vector(
                         key + other * key_row + group * key_head, k, KEYS, NORMALISE
@@ -262,8 +270,8 @@ def linear_scan_kernel(
                     depth -= 1
             before = node
         logs, step = decay_of(
-            decay, decay_bias, decay_weight, token, head, k, v, least, most, decay_row,
-            KEYS, VALUES, KIND, decay_weight is not None,
+            decay, decay_bias, decay_weight, decay_columns, token, head, k, v, least, most,
+            decay_row, KEYS, VALUES, KIND, LOG_WEIGHT,
         )  # fmt: skip
         vector = key_vector(key + token * key_row + group * key_head, k, KEYS, NORMALISE)
         reader = key_vector(query + token * query_row + group * query_head, k, KEYS, NORMALISE)
@@ -271,11 +279,14 @@ def linear_scan_kernel(
             value + token * value_row + head * value_head + v, mask=inside_v, other=0.0
         ).to(tl.float32)
         added = given
-        if decay_weight is not None:
+        if (decay_weight is not None) and (beta is None):
             added = given * step
         state = decayed(state, as_tile(logs, KIND), weights)
         if beta is not None:
-            factor = tl.load(beta + token * beta_row + head).to(tl.float32)
+            column = head if beta_columns is None else tl.load(beta_columns + head)
+            factor = tl.load(beta + token * beta_row + column).to(tl.float32)
+            if IS_SIGMOID:
+                factor = beta_scale / (1.0 + tl.exp(-factor))
             added = factor * (added - tl.sum(state * vector[:, None], 0))
         state = extended(state, vector, added, dtype).to(tl.float32)
         result = tl.sum(state * (reader * scale)[:, None], 0)
@@ -340,7 +351,8 @@ def launch_linear_scan(args: Any, out: torch.Tensor) -> None:
     heads, (groups, keys), values = args.states.shape[1], args.key.shape[1:], args.value.shape[2]
     query, key, value = map(_dense_heads, (args.query, args.key, args.value))
     gate = None if args.gate is None else _dense_heads(args.gate)
-    decay = args.decay if args.decay[:1].is_contiguous() else args.decay.contiguous()
+    is_dense = args.decay.dim() == 2 and args.decay.stride(1) == 1
+    decay = args.decay if is_dense or args.decay[:1].is_contiguous() else args.decay.contiguous()
     beta = args.beta
     if beta is not None and beta.stride(1) != 1:
         beta = beta.contiguous()
@@ -361,7 +373,8 @@ def launch_linear_scan(args: Any, out: torch.Tensor) -> None:
         beta_row=0 if beta is None else beta.stride(0), HEADS=heads, GROUPS=groups, KEYS=keys,
         VALUES=values, WIDTH=width, UPDATE=args.updates.shape[2], KIND=kind,
         NORMALISE=args.normalise, TRANSPOSED=args.transposed,
-        SKIPS_HEAD=skip is not None and skip.numel() == heads,
+        SKIPS_HEAD=skip is not None and skip.numel() == heads, LOG_WEIGHT=args.log_weight,
+        IS_SIGMOID=args.beta_scale != 0,
         BLOCK_W=triton.next_power_of_2(width), **blocks,
     )  # fmt: skip
 

@@ -303,8 +303,15 @@ def test_convolutions_read_the_path_to_each_node(run, shape, columns, taps):
         bias = torch.randn(channels, generator=g).to(dtype) if seed else None
         states = torch.randn(ROWS * (WIDTH + 1), channels, columns, generator=g).to(dtype)
         before = states.clone()
-        out = run(causal_conv, states, rows, begins, parents, x, weight, bias, case.nodes, WIDTH,
-                  silu=bool(seed))  # fmt: skip
+        chosen, spread = None, x
+        if seed:  # the channels are some columns of wider rows
+            chosen = torch.randperm(channels + 9, generator=g)[:channels]
+            spread = torch.full((count, channels + 9), POISON, dtype=dtype)
+            spread[:, chosen] = x
+        out = run(
+            causal_conv, states, rows, begins, parents, spread, weight, bias, case.nodes, WIDTH,
+            silu=bool(seed), columns=chosen,
+        )  # fmt: skip
         exact = 1e-5 if dtype == torch.float32 else 3e-2
         written = set()
         for request, row, nodes in ends(case):
@@ -327,6 +334,32 @@ def test_convolutions_read_the_path_to_each_node(run, shape, columns, taps):
                     assert row == 0 or torch.equal(states[slot], line[:, -columns:])
         kept = [slot for slot in range(len(states)) if slot not in written]
         assert torch.equal(states[kept], before[kept])
+
+
+@runs
+def test_gates_are_computed_from_any_columns(run):
+    """Time steps and betas before their functions, in columns of wider rows, give the same."""
+    plain = scan_case("gated delta rule", "tree", WIDTH, seed=7)
+    spread = scan_case("gated delta rule", "tree", WIDTH, seed=7)
+    g = generator_of(8)
+    steps, betas = (torch.randn(4 * WIDTH, 4, generator=g) for _ in range(2))
+    weight, bias = (torch.randn(4, generator=g) for _ in range(2))
+    plain.given["decay"] = -weight.exp() * torch.nn.functional.softplus(steps + bias)
+    plain.given["beta"] = 2 * betas.sigmoid()
+    columns = torch.randperm(11, generator=g)
+    rows = torch.full((4 * WIDTH, 11), POISON)
+    rows[:, columns[:4]], rows[:, columns[4:8]] = steps, betas
+    spread.given |= {"decay": rows, "beta": rows}
+    spread.options |= {
+        "decay_weight": weight, "decay_bias": bias, "log_weight": True, "beta_scale": 2.0,
+        "decay_columns": columns[:4], "beta_columns": columns[4:8],
+    }  # fmt: skip
+    torch.testing.assert_close(run_scan(run, spread), run_scan(run, plain), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(spread.updates, plain.updates, rtol=2e-5, atol=2e-5)
+    nodes = torch.tensor([4, 2, 0, 1])
+    for case in (plain, spread):
+        run_commit(run, case, nodes)
+    torch.testing.assert_close(spread.states, plain.states, rtol=2e-5, atol=2e-5)
 
 
 class TestRefusals:
