@@ -25,6 +25,8 @@ from graphkit.ops.registration import register_op
 
 NO_LIMIT = 3e38
 """Largest time step if there is no limit; an op takes no infinity as a default."""
+CHUNK = 64
+"""Rows of a prompt that a kernel computes at once, where every head has one decay."""
 WHOLE = -2
 """Parent of nodes whose state is kept as a whole, in the second slot of their request row."""
 
@@ -238,6 +240,7 @@ def linear_scan(
     beta_scale: float = 0.0,
     decay_columns: Annotated[torch.Tensor | None, "[H] int64"] = None,
     beta_columns: Annotated[torch.Tensor | None, "[H] int64"] = None,
+    starts: Annotated[torch.Tensor | None, "[B] int64"] = None,  # noqa: ARG001 - for the kernel
 ) -> Annotated[torch.Tensor, "[T, H, V] value.dtype"]:
     """Run a linear recurrence over the nodes of each request, each from the state of its parent.
 
@@ -258,7 +261,9 @@ def linear_scan(
     after the last row is written to slot ``2 * row + 1``.
 
     Row-invariant: a node has the bits that it has in a chain of its ancestors, and in steps of one
-    node each. One launch.
+    node each. One launch. On CUDA, prompts of heads with one decay run in chunks of 64 positions,
+    in one launch or with beta in two. They have the same bits however they are cut at multiples of
+    64, but not those of steps. On a CPU, and for other decays, prompts have the bits of steps.
 
     Args:
         states: The states of one layer, [2 * R, H, K, V].
@@ -292,6 +297,7 @@ def linear_scan(
         beta_scale: If it is not 0, beta is ``beta_scale * sigmoid(beta)``.
         decay_columns: Column of ``decay``, [T, any], for each head; None for a column per head.
         beta_columns: The same of ``beta``.
+        starts: Position of the first row of each prompt in its request; None for multiples of 64.
 
     Returns:
         The outputs, [T, H, V].
@@ -332,7 +338,8 @@ def linear_scan(
         return state, added, (state * wide_query[t][..., None]).sum(-2)
 
     out = torch.zeros(wide_value.shape, device=value.device)
-    initial = tiles[2 * rows].float()  # [B, H, K, V]
+    # The order of a sum depends on the layout in memory.
+    initial = tiles[2 * rows].float().contiguous()  # [B, H, K, V]
     requests = torch.arange(len(rows), device=rows.device)
     if begins is not None:
         lengths, state = begins.diff(), initial
@@ -394,7 +401,7 @@ def _widened(
     if weight is not None:
         if bias is not None:
             logs = logs + bias.float().view(heads, -1)
-        # torch's softplus rounds the last few numbers of a tensor otherwise than those before.
+        # softplus of torch rounds the last few numbers of a tensor otherwise than those before.
         steps = torch.where(logs > 20.0, logs, torch.log1p(torch.exp(logs))).clamp(least, most)
         wide = wide * steps if scales_values else wide
         logs = steps if weight.dim() == 3 else steps * weight.float()[:, None]

@@ -201,10 +201,10 @@ def linear_scan_kernel(
     out, states, updates, kept_parents, kept_weight, rows, begins, parents, order, query, key,
     value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns,
     nodes, scale, least, most, beta_scale, query_row, query_head, key_row, key_head, value_row,
-    value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, UPDATE: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr,
-    IS_SIGMOID: tl.constexpr, BLOCK_K: tl.constexpr,
+    value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, UPDATE: tl.constexpr,
+    KIND: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr,
+    LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request, head and block of values; its tile of the state is in registers.
@@ -346,8 +346,14 @@ def _dense_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def launch_linear_scan(args: Any, out: torch.Tensor) -> None:
-    """Launch ``linear_scan``. Queries, keys, values and gates of dense heads are read in place."""
+def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool = True) -> None:
+    """Launch ``linear_scan``. Queries, keys, values and gates of dense heads are read in place.
+
+    Args:
+        args: Arguments of the op.
+        out: Receives the outputs.
+        in_chunks: Whether prompts run in chunks where the kernel for chunks takes them.
+    """
     heads, (groups, keys), values = args.states.shape[1], args.key.shape[1:], args.value.shape[2]
     query, key, value = map(_dense_heads, (args.query, args.key, args.value))
     gate = None if args.gate is None else _dense_heads(args.gate)
@@ -360,23 +366,29 @@ def launch_linear_scan(args: Any, out: torch.Tensor) -> None:
     kind = 2 if weight is not None and weight.dim() == 3 else int(decay.dim() == 3)
     blocks = _blocks(keys, values)
     width = args.updates.shape[1]
+    others = {
+        "out": out, "states": args.states, "updates": args.updates,
+        "kept_parents": args.kept_parents, "kept_weight": args.kept_weight, "query": query,
+        "key": key, "value": value, "gate": gate, "decay": decay, "beta": beta,
+        "query_row": query.stride(0), "query_head": query.stride(1), "key_row": key.stride(0),
+        "key_head": key.stride(1), "value_row": value.stride(0), "value_head": value.stride(1),
+        "gate_row": 0 if gate is None else gate.stride(0),
+        "gate_head": 0 if gate is None else gate.stride(1), "decay_row": decay.stride(0),
+        "beta_row": 0 if beta is None else beta.stride(0), "HEADS": heads, "GROUPS": groups,
+        "KEYS": keys, "VALUES": values, "WIDTH": width, "NORMALISE": args.normalise,
+        "TRANSPOSED": args.transposed, "SKIPS_HEAD": skip is not None and skip.numel() == heads,
+        "LOG_WEIGHT": args.log_weight, "IS_SIGMOID": args.beta_scale != 0,
+        "BLOCK_W": triton.next_power_of_2(width),
+    }  # fmt: skip
+    if in_chunks and args.begins is not None and kind == 0:
+        from graphkit.ops.kernels.recurrent_chunks import scan_in_chunks
+
+        scan_in_chunks(args, others)
+        return
+    grid = len(args.rows), heads, triton.cdiv(values, blocks["BLOCK_V"])
     launch(
-        linear_scan_kernel,
-        (len(args.rows), heads, triton.cdiv(values, blocks["BLOCK_V"])),
-        args,
-        out=out, states=args.states, updates=args.updates, kept_parents=args.kept_parents,
-        kept_weight=args.kept_weight, query=query, key=key, value=value, gate=gate, decay=decay,
-        beta=beta, query_row=query.stride(0), query_head=query.stride(1), key_row=key.stride(0),
-        key_head=key.stride(1), value_row=value.stride(0), value_head=value.stride(1),
-        gate_row=0 if gate is None else gate.stride(0),
-        gate_head=0 if gate is None else gate.stride(1), decay_row=decay.stride(0),
-        beta_row=0 if beta is None else beta.stride(0), HEADS=heads, GROUPS=groups, KEYS=keys,
-        VALUES=values, WIDTH=width, UPDATE=args.updates.shape[2], KIND=kind,
-        NORMALISE=args.normalise, TRANSPOSED=args.transposed,
-        SKIPS_HEAD=skip is not None and skip.numel() == heads, LOG_WEIGHT=args.log_weight,
-        IS_SIGMOID=args.beta_scale != 0,
-        BLOCK_W=triton.next_power_of_2(width), **blocks,
-    )  # fmt: skip
+        linear_scan_kernel, grid, args, UPDATE=args.updates.shape[2], KIND=kind, **others, **blocks
+    )
 
 
 @triton.jit(do_not_specialize=["limit"])

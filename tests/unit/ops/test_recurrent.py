@@ -7,7 +7,7 @@ pads among the requests, on states in random rows. What the ops do not write kee
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -142,10 +142,12 @@ def scan_case(kind, shape, nodes, seed=0, dtype=torch.float32, state_dtype=torch
     )  # fmt: skip
 
 
-def run_scan(run, case):
+def run_scan(run, case, **launch):
+    options = {} if run is CPU or not launch else {"launch": launch}
     return run(
         linear_scan, case.states, case.updates, case.kept_parents, case.kept_weight, case.rows,
         case.begins, case.parents, case.order, *case.given.values(), case.nodes, **case.options,
+        **options,
     )  # fmt: skip
 
 
@@ -239,7 +241,7 @@ def test_a_node_has_the_bits_of_steps_of_one_node(run, kind, state_dtype):
     for shape in [("chain", WIDTH), ("tree", WIDTH), ("prompt", 6)]:
         case = scan_case(kind, *shape, seed=3, dtype=torch.bfloat16, state_dtype=state_dtype)
         before = case.states.clone()
-        out = run_scan(run, case)
+        out = run_scan(run, case, in_chunks=False)
         last = torch.full_like(case.rows, 0 if case.begins is not None else case.nodes - 1)
         run_commit(run, case, last)
         for request, row, rows in ends(case):
@@ -260,6 +262,43 @@ def test_a_node_has_the_bits_of_steps_of_one_node(run, kind, state_dtype):
                 assert torch.equal(single.states[2 * row], case.states[2 * row]), shape
 
 
+@pytest.mark.parametrize("kind", ["gated delta rule", "delta rule of odd sizes", "Mamba 2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@runs
+def test_chunks_are_those_of_positions(run, kind, dtype):
+    """Prompts that are cut at multiples of 64 have equal bits, and at others nearly."""
+    length, row = 150, 4
+    case = scan_case(kind, "prompt", 0, seed=6, dtype=dtype)
+    case.rows, case.nodes, case.begins = torch.tensor([row]), length, torch.tensor([0, length])
+    made = scan_case(kind, "chain", WIDTH, seed=6, dtype=dtype)
+    repeats = -(-length // (4 * WIDTH))
+    given = {
+        name: x if x is None else torch.cat([x * 0.9**n for n in range(repeats)])[:length]
+        for name, x in made.given.items()
+    }
+    exact = 2e-4 if dtype == torch.float32 else 3e-2
+    outs = []
+    for cuts in ((0, 150), (0, 64, 150), (0, 128, 150), (0, 30, 70, 150)):
+        part = SimpleNamespace(**vars(case))
+        part.states, part.options = case.states.clone(), dict(case.options)
+        results = []
+        for begin, end in pairwise(cuts):
+            part.given = {n: x if x is None else x[begin:end] for n, x in given.items()}
+            part.begins, part.nodes = torch.tensor([0, end - begin]), end - begin
+            part.options["starts"] = torch.tensor([begin])
+            results.append(run_scan(run, part))
+            run_commit(run, part, torch.tensor([0]))
+        outs.append((torch.cat(results), part.states[2 * row]))
+    case.given = given
+    state, last = wanted(case, case.states, 0, row, range(length))
+    for number, (out, end) in enumerate(outs):
+        torch.testing.assert_close(out[-1].double(), last, rtol=exact, atol=exact)
+        torch.testing.assert_close(end.double(), state, rtol=exact, atol=exact)
+        if number < 3:
+            assert torch.equal(out, outs[0][0])
+            assert torch.equal(end, outs[0][1])
+
+
 def alone(case, states, row):
     """Return a case of one request with one node, on copies of the states."""
     made = SimpleNamespace(**vars(case))
@@ -277,12 +316,12 @@ def test_prompts_in_any_parts_have_the_same_bits(run):
     assert all(x is None or len(x) == 9 for x in case.given.values())
     whole, parts = alone(case, case.states, 3), alone(case, case.states, 3)
     whole.begins, whole.nodes = case.begins, 9
-    out, results = run_scan(run, whole), []
+    out, results = run_scan(run, whole, in_chunks=False), []
     run_commit(run, whole, torch.tensor([0]))
     for begin, end in ((0, 2), (2, 7), (7, 9)):
         parts.given = {n: x if x is None else x[begin:end] for n, x in case.given.items()}
         parts.begins, parts.nodes = torch.tensor([0, end - begin]), end - begin
-        results.append(run_scan(run, parts))
+        results.append(run_scan(run, parts, in_chunks=False))
         run_commit(run, parts, torch.tensor([WIDTH - 1]))
     assert torch.equal(torch.cat(results), out)
     assert torch.equal(parts.states[6], whole.states[6])
