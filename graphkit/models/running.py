@@ -19,9 +19,11 @@ from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
 from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
 from graphkit.engine.kv.recurrent import StateSlots
 from graphkit.engine.kv.scanned import ScanRows, ScanShape
+from graphkit.engine.step.device_copies import to_device
 from graphkit.errors import AttentionError
 from graphkit.models.prompt_parts import PromptPart, prompt_parts
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.recurrent import CHUNK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +164,10 @@ class NodeScan:
     @cached_property
     def scan_rows(self) -> ScanRows:
         """Where the rows of the batch are."""
-        return self.pool.scan_rows(self._batch)
+        rows, spans = self.pool.scan_rows(self._batch), self._batch.spans
+        if spans is None or not any(span.start % CHUNK for span in spans):
+            return rows
+        return replace(rows, starts=to_device([span.start for span in spans], rows.rows.device))
 
     @property
     def is_prompt(self) -> bool:

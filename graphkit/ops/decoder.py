@@ -69,6 +69,11 @@ def add_rms_norm(
 def _check_groups(args: Any) -> None:
     """Refuse weights and groups that do not divide the columns."""
     width, size, weights = args.x.shape[1], args.size, len(args.weight)
+    if args.columns is None and args.gate.shape[1] < width:
+        raise InputError(
+            f"gated_rms_norm: gate is {describe(args.gate)}, expected at least {width} columns.",
+            field="gate",
+        )
     if width % size or weights not in (size, width):
         raise InputError(
             f"gated_rms_norm: x is {describe(args.x)}, size is {size} and weight is "
@@ -102,13 +107,13 @@ def gated_rms_norm(
         size: Columns of a group (S).
         gate_first: Whether rows are multiplied with the gate before they are normalised.
         sigmoid: Whether the gate is a sigmoid.
-        columns: Column of ``gate`` for each column of x; None for the same one.
+        columns: Column of ``gate`` for each column of x; None for the first C.
 
     Returns:
         The gated rows, [T, C].
     """
     wide = x.float()
-    gates = (gate if columns is None else gate[:, columns]).float()
+    gates = (gate[:, : x.shape[1]] if columns is None else gate[:, columns]).float()
     factor = torch.reciprocal(1.0 + torch.exp(-gates))
     factor = factor if sigmoid else gates * factor
     if gate_first:

@@ -261,9 +261,10 @@ def linear_scan(
     after the last row is written to slot ``2 * row + 1``.
 
     Row-invariant: a node has the bits that it has in a chain of its ancestors, and in steps of one
-    node each. One launch. On CUDA, prompts of heads with one decay run in chunks of 64 positions,
-    in one launch or with beta in two. They have the same bits however they are cut at multiples of
-    64, but not those of steps. On a CPU, and for other decays, prompts have the bits of steps.
+    node each. One launch. On CUDA, prompts of bfloat16 and float16 whose heads have one decay run
+    in chunks of 64 positions, in two launches. They have the same bits however they are cut at
+    multiples of 64, but not those of steps. On a CPU, in float32, and for other decays, prompts
+    have the bits of steps.
 
     Args:
         states: The states of one layer, [2 * R, H, K, V].

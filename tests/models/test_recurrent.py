@@ -111,6 +111,23 @@ def test_known_mixers_run_all_rows_in_one_call(kind, dtype, monkeypatch):
     assert calls == [13, 2 * WIDTH]
 
 
+def test_prompts_are_cut_at_multiples_of_64(monkeypatch):
+    """Kernels begin a chunk there, so that the bits do not depend on the cuts."""
+    loaded = models.load(small_model("qwen3_next"), device="cpu")
+    calls = []
+    forward = FusedMixer.__call__
+
+    def counted(self, hidden_states, **others):
+        calls.append(hidden_states.shape[1])
+        return forward(self, hidden_states, **others)
+
+    monkeypatch.setattr(FusedMixer, "__call__", counted)
+    for lengths, expected in [([112], [64, 48]), ([100, 112], [64, 36 + 64, 48])]:
+        calls.clear()
+        generate_all(loaded, map(prompt_of, lengths), new_tokens=1, chunked_prefill_size=100)
+        assert calls == expected
+
+
 @pytest.mark.parametrize("name", ["_delta_rule", "_convolve"])
 def test_a_mixer_that_differs_from_itself_runs_node_by_node(name, monkeypatch, caplog):
     own = getattr(scans, name)

@@ -77,6 +77,7 @@ class ScanRows:
         begins: First row of each prompt and the number of rows, [B + 1] int64; ``None`` for steps.
         parents: Parent of each node of a tree, -1 for a root, [B, N] int64; ``None`` for chains.
         order: Nodes of each tree, parents before their children, [B, N] int64; ``None`` for chains.
+        starts: Position of the first row of each prompt, [B] int64; ``None`` for multiples of 64.
     """
 
     rows: torch.Tensor
@@ -84,6 +85,7 @@ class ScanRows:
     begins: torch.Tensor | None = None
     parents: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
 
 
 class ScannedStates:
@@ -166,7 +168,7 @@ class ScannedStates:
         return linear_scan(
             self.states[layer], self._updates[layer], self._parents, weight, rows.rows, rows.begins,
             rows.parents, rows.order, query, key, value, decay, beta, rows.nodes,
-            transposed=self.shape.transposed, **options,
+            transposed=self.shape.transposed, starts=rows.starts, **options,
         )  # fmt: skip
 
     def reset(self, rows: torch.Tensor) -> None:

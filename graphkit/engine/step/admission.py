@@ -19,6 +19,7 @@ from graphkit.engine.step.spec_step import SpecStep
 from graphkit.graphs import Backend
 from graphkit.graphs.devices import copied_to, to_device
 from graphkit.ops.logits import bitmask_words
+from graphkit.ops.recurrent import CHUNK
 from graphkit.runners.capture_checks import check_attention
 
 LONGEST_WAIT = 30_000
@@ -56,7 +57,8 @@ class Admission:
         the first one are. There are up to ``chunked_prefill_size`` tokens in all. Half of them
         belong to the prompt that was admitted first, the others to the shortest ones; what one side
         leaves, the other takes. So a long prompt neither holds up the short ones behind it nor
-        waits for all of them.
+        waits for all of them. With recurrent layers, prompts are cut at multiples of 64 positions
+        if ``chunked_prefill_size`` is at least 64, because their kernels begin a chunk at each.
 
         Args:
             prefills: Prompts that are not complete, in order of admission.
@@ -67,7 +69,9 @@ class Admission:
         if first.is_at_output:
             budget = min(budget, self._step.verifier.most_step_rows)
         if not self._packs or (first.is_at_output and self._is_recurrent):
-            return [(first, min(first.left_alike, budget))]
+            count = min(first.left_alike, budget)
+            is_cut = self._is_recurrent and not first.is_at_output and count < first.left_alike
+            return [(first, count - count % CHUNK if is_cut and count >= CHUNK else count)]
         others = [prompt for prompt in others if prompt.is_at_output == first.is_at_output]
         counts = {first: min(first.left_alike, budget - budget // 2)}
         room = budget - counts[first]
@@ -77,6 +81,13 @@ class Admission:
             counts[prompt] = min(prompt.left_alike, room)
             room -= counts[prompt]
         counts[first] += min(first.left_alike - counts[first], room)
+        if self._is_recurrent and budget >= CHUNK:
+            whole = {
+                prompt: count if count == prompt.left_alike else count - count % CHUNK
+                for prompt, count in counts.items()
+            }
+            counts = {prompt: count for prompt, count in whole.items() if count}
+            counts = counts or {first: min(first.left_alike, CHUNK)}
         return [(prompt, counts[prompt]) for prompt in (first, *others) if prompt in counts]
 
     def prefill(self, chunks: Sequence[tuple[Prefill, int]]) -> torch.Tensor | None:

@@ -346,13 +346,14 @@ def _dense_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool = True) -> None:
+def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None = None) -> None:
     """Launch ``linear_scan``. Queries, keys, values and gates of dense heads are read in place.
 
     Args:
         args: Arguments of the op.
         out: Receives the outputs.
-        in_chunks: Whether prompts run in chunks where the kernel for chunks takes them.
+        in_chunks: Whether prompts run in chunks where the kernel for chunks takes them; None for
+            those of two bytes, since it multiplies ten bits of each number.
     """
     heads, (groups, keys), values = args.states.shape[1], args.key.shape[1:], args.value.shape[2]
     query, key, value = map(_dense_heads, (args.query, args.key, args.value))
@@ -380,6 +381,8 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool = True) 
         "LOG_WEIGHT": args.log_weight, "IS_SIGMOID": args.beta_scale != 0,
         "BLOCK_W": triton.next_power_of_2(width),
     }  # fmt: skip
+    if in_chunks is None:
+        in_chunks = value.element_size() == 2
     if in_chunks and args.begins is not None and kind == 0:
         from graphkit.ops.kernels.recurrent_chunks import scan_in_chunks
 

@@ -3,8 +3,9 @@
 Within a chunk, what its rows add to a state solves a triangular system (arXiv 2412.06464): with the
 sums G of the decays and ``L[i, j] = beta[i] * exp(G[i] - G[j]) * dot(key[i], key[j])`` for j < i,
 the added values are ``inverse(1 + L) @ (beta * (value - exp(G) * key @ S))``. The inverses of all
-chunks are computed side by side, then a program for each head and block of values goes from chunk
-to chunk. Without beta (Mamba 2, arXiv 2405.21060) the values themselves are added.
+chunks, and what their rows read of each other, are computed side by side. Then a program for each
+head and block of values goes from chunk to chunk. Without beta (Mamba 2, arXiv 2405.21060) the
+values themselves are added.
 
 A chunk begins at a multiple of ``CHUNK`` among the positions of its request. No row reads a later
 one, so that prompts which are cut at such positions have the same bits however they are cut.
@@ -84,14 +85,17 @@ def row_betas(
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def invert_chunks_kernel(
-    inverses, begins, starts, key, decay, beta, decay_weight, decay_bias, decay_columns,
-    beta_columns, chunks, least, most, beta_scale, key_row, key_head, decay_row, beta_row,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr, NORMALISE: tl.constexpr,
-    LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, STARTS_EARLY: tl.constexpr,
+def prepare_chunks_kernel(
+    inverses, scores, begins, starts, query, key, decay, beta, decay_weight, decay_bias,
+    decay_columns, beta_columns, chunks, scale, least, most, beta_scale, query_row, query_head,
+    key_row, key_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    KEYS: tl.constexpr, NORMALISE: tl.constexpr, LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per chunk and head: the inverse of ``1 + L``, row after row."""
+    """One program per chunk and head: what rows read of each other, and the inverse of ``1 + L``.
+
+    The inverse is computed row after row.
+    """
     wait_for_kernel_before(STARTS_EARLY)
     request, chunk, head = tl.program_id(0) // chunks, tl.program_id(0) % chunks, tl.program_id(1)
     token, inside = chunk_rows(begins, starts, request, chunk, CHUNK)
@@ -103,34 +107,43 @@ def invert_chunks_kernel(
             decay, decay_bias, decay_weight, decay_columns, token, inside, head, least, most,
             decay_row, LOG_WEIGHT,
         )  # fmt: skip
-        betas = row_betas(beta, beta_columns, token, inside, head, beta_row, beta_scale, IS_SIGMOID)
-        is_before = place[None, :] < place[:, None]
-        factor = tl.exp(tl.where(is_before, sums[:, None] - sums[None, :], 0.0)) * betas[:, None]
-        products = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
-        lower = tl.where(is_before, products * factor, 0.0)
-        kept = inverses + (tl.program_id(0).to(tl.int64) * HEADS + head) * CHUNK * CHUNK
-        tile = kept + place[:, None] * CHUNK + place[None, :]
-        tl.store(tile, lower)
-        tl.debug_barrier()  # other threads have written what a thread reads
-        inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
-        for row in range(1, CHUNK):
-            factors = tl.load(kept + row * CHUNK + place)
-            line = tl.where(place == row, 1.0, 0.0) - tl.sum(factors[:, None] * inverse, 0)
-            inverse = tl.where(place[:, None] == row, line[None, :], inverse)
-        tl.debug_barrier()
-        tl.store(tile, inverse)
+        first = (tl.program_id(0).to(tl.int64) * HEADS + head) * CHUNK * CHUNK
+        tile = first + place[:, None] * CHUNK + place[None, :]
+        queries = unit_rows(
+            query + group * query_head, token, inside, lane, query_row, KEYS, NORMALISE
+        )
+        sees = place[None, :] <= place[:, None]
+        factor = tl.exp(tl.where(sees, sums[:, None] - sums[None, :], 0.0))
+        products = tl.dot(queries * scale, tl.trans(keys))
+        tl.store(scores + tile, tl.where(sees, products * factor, 0.0))
+        if beta is not None:
+            betas = row_betas(
+                beta, beta_columns, token, inside, head, beta_row, beta_scale, IS_SIGMOID
+            )
+            products = tl.dot(keys, tl.trans(keys))
+            is_before = place[None, :] < place[:, None]
+            lower = tl.where(is_before, products * factor * betas[:, None], 0.0)
+            tl.store(inverses + tile, lower)
+            tl.debug_barrier()  # other threads have written what a thread reads
+            inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
+            for row in range(1, CHUNK):
+                factors = tl.load(inverses + first + row * CHUNK + place)
+                line = tl.where(place == row, 1.0, 0.0) - tl.sum(factors[:, None] * inverse, 0)
+                inverse = tl.where(place[:, None] == row, line[None, :], inverse)
+            tl.debug_barrier()
+            tl.store(inverses + tile, inverse)
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def scan_chunks_kernel(
-    out, states, kept_parents, inverses, rows, begins, starts, query, key, value, decay, beta,
-    decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, chunks, scale, least, most,
+    out, states, kept_parents, inverses, scores, rows, begins, starts, query, key, value, decay,
+    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, chunks, least, most,
     beta_scale, query_row, query_head, key_row, key_head, value_row, value_head, gate_row,
     gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr,
     SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr,
-    PRECISION: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request, head and block of values, from chunk to chunk."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -149,11 +162,9 @@ def scan_chunks_kernel(
         count = tl.where(count > 0, count + tl.load(starts + request) % CHUNK, 0)
     for chunk in range((count.to(tl.int32) + CHUNK - 1) // CHUNK):
         token, inside = chunk_rows(begins, starts, request, chunk, CHUNK)
+        pairs = ((request * chunks + chunk) * HEADS + head) * CHUNK * CHUNK
+        pairs += place[:, None] * CHUNK + place[None, :]
         keys = unit_rows(key + group * key_head, token, inside, k, key_row, KEYS, NORMALISE)
-        queries = unit_rows(
-            query + group * query_head, token, inside, k, query_row, KEYS, NORMALISE
-        )
-        queries = queries * scale
         sums, step = row_decays(
             decay, decay_bias, decay_weight, decay_columns, token, inside, head, least, most,
             decay_row, LOG_WEIGHT,
@@ -168,27 +179,22 @@ def scan_chunks_kernel(
             betas = row_betas(
                 beta, beta_columns, token, inside, head, beta_row, beta_scale, IS_SIGMOID
             )
-            read = tl.dot(keys, state, input_precision=PRECISION)
+            read = tl.dot(keys, state)
             lacking = betas[:, None] * (values - tl.exp(sums)[:, None] * read)
-            at = (request * chunks + chunk) * HEADS + head
-            inverse = tl.load(
-                inverses + at * CHUNK * CHUNK + place[:, None] * CHUNK + place[None, :]
-            )
-            added = tl.dot(inverse, lacking, input_precision=PRECISION)
+            added = tl.dot(tl.load(inverses + pairs), lacking)
         else:
             added = values
             if decay_weight is not None:
                 added = values * tl.where(inside, step, 0.0)[:, None]
-        sees = place[None, :] <= place[:, None]
-        factor = tl.exp(tl.where(sees, sums[:, None] - sums[None, :], 0.0))
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        scores = tl.where(sees, scores * factor, 0.0)
-        result = tl.dot(queries, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
-        result += tl.dot(scores, added, input_precision=PRECISION)
+        queries = unit_rows(
+            query + group * query_head, token, inside, k, query_row, KEYS, NORMALISE
+        )
+        result = tl.dot(queries, state) * tl.exp(sums)[:, None]
+        result += tl.dot(tl.load(scores + pairs), added)
         last = tl.sum(tl.where(place == CHUNK - 1, sums, 0.0), 0)
         left = keys * tl.exp(last - sums)[:, None]
         state = state * tl.exp(last)
-        state += tl.dot(tl.trans(left), added, input_precision=PRECISION)
+        state += tl.dot(tl.trans(left), added)
         if skip is not None:
             if SKIPS_HEAD:
                 result += values * tl.load(skip + head).to(tl.float32)
@@ -223,27 +229,24 @@ def scan_in_chunks(args: Any, others: dict[str, Any]) -> None:
     """
     heads, keys, values = others["HEADS"], others["KEYS"], others["VALUES"]
     chunks = triton.cdiv(args.nodes + CHUNK - 1, CHUNK)  # one more where the first is cut
-    is_exact = args.value.dtype in (torch.float32, torch.float64)
     common = {
         **others,
         "chunks": chunks,
         "CHUNK": CHUNK,
         "BLOCK_K": max(16, triton.next_power_of_2(keys)),
-        "PRECISION": "ieee" if is_exact else "tf32",
         "num_stages": 1,
     }
-    inverses = None
-    if args.beta is not None:
-        size = len(args.rows) * chunks, heads, CHUNK, CHUNK
-        inverses = torch.empty(size, dtype=torch.float32, device=args.value.device)
-        launch(
-            invert_chunks_kernel, (len(args.rows) * chunks, heads), args, inverses=inverses,
-            num_warps=4, **_taken(invert_chunks_kernel, common),
-        )  # fmt: skip
+    size = len(args.rows) * chunks, heads, CHUNK, CHUNK
+    scores = torch.empty(size, dtype=torch.float32, device=args.value.device)
+    common["scores"] = scores
+    common["inverses"] = None if args.beta is None else torch.empty_like(scores)
+    launch(
+        prepare_chunks_kernel, size[:2], args, num_warps=4, **_taken(prepare_chunks_kernel, common)
+    )
     block_v = max(16, min(VALUES_OF_PROGRAM, triton.next_power_of_2(values)))
     grid = len(args.rows), heads, triton.cdiv(values, block_v)
     launch(
-        scan_chunks_kernel, grid, args, inverses=inverses, BLOCK_V=block_v, num_warps=4,
+        scan_chunks_kernel, grid, args, BLOCK_V=block_v, num_warps=8,
         **_taken(scan_chunks_kernel, common),
     )  # fmt: skip
 
