@@ -1,6 +1,7 @@
 """Parts of decoder layers and draft heads: norms, the gate, and the inputs of a head.
 
-Dimensions: T rows, S partial sums, H hidden, V vocabulary, C columns of gate and up projection.
+Dimensions: T rows, S partial sums, H hidden, V vocabulary, C columns of gate and up projection or
+of a gated norm, M columns of its gates, N columns of its groups, G weights of it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def gated_rms_norm(
     gate: Annotated[torch.Tensor, "[T, M] floating-point"],
     weight: Annotated[torch.Tensor, "[G] floating-point"],
     eps: Annotated[float, "eps >= 0"],
-    size: Annotated[int, "S >= 1"],
+    size: Annotated[int, "N >= 1"],
     gate_first: bool = False,
     sigmoid: bool = False,
     columns: Annotated[torch.Tensor | None, "[C] int64"] = None,
@@ -104,7 +105,7 @@ def gated_rms_norm(
         gate: Gates, in rows that may be spaced.
         weight: Factor of each column of a group, or of all columns.
         eps: Added to the mean square of a group.
-        size: Columns of a group (S).
+        size: Columns of a group (N).
         gate_first: Whether rows are multiplied with the gate before they are normalised.
         sigmoid: Whether the gate is a sigmoid.
         columns: Column of ``gate`` for each column of x; None for the first C.

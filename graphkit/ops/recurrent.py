@@ -8,8 +8,8 @@ what the state lacks of the value. What a node adds is kept instead of the state
 and values in float32, that is 1 KB instead of 64.
 
 Dimensions: R request rows, B requests, T rows, N nodes of a request, W most nodes, H heads of
-values, G heads of keys, K keys, V values, C channels of a convolution, S columns of its state,
-U numbers that a node keeps.
+values, G heads of keys, K keys, V values, C channels of a convolution, L factors of each, S columns
+of its state, M columns of its inputs, U numbers that a node keeps, E = B + 1.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def linear_scan(
     states: Annotated[torch.Tensor, "[slots, ...], contiguous"],
     updates: Annotated[torch.Tensor, "[R, W, U] float32, contiguous"],
     kept_parents: Annotated[torch.Tensor, "[R, W] int64, contiguous"],
-    kept_weight: torch.Tensor | None,
+    kept_weight: Annotated[torch.Tensor | None, "[H, ...] float32, contiguous"],
     rows: Annotated[torch.Tensor, "[B] int64"],
     begins: Annotated[torch.Tensor | None, "[E] int64"],
     parents: Annotated[torch.Tensor | None, "[B, N] int64"],
@@ -230,11 +230,11 @@ def linear_scan(
     scale: float = 1.0,
     normalise: bool = False,
     transposed: bool = False,
-    decay_weight: torch.Tensor | None = None,
-    decay_bias: torch.Tensor | None = None,
+    decay_weight: Annotated[torch.Tensor | None, "[H, ...] floating-point"] = None,
+    decay_bias: Annotated[torch.Tensor | None, "[H, ...] floating-point"] = None,
     least: float = 0.0,
     most: float = NO_LIMIT,
-    skip: torch.Tensor | None = None,
+    skip: Annotated[torch.Tensor | None, "[H, ...] floating-point"] = None,
     gate: Annotated[torch.Tensor | None, "[T, H, V] floating-point"] = None,
     log_weight: bool = False,
     beta_scale: float = 0.0,
@@ -436,9 +436,9 @@ def commit_scans(
     0, keep the state before any token. One launch for any number of layers.
 
     Args:
-        states: States of each layer, as those of ``linear_scan``, contiguous.
-        updates: Kept numbers of each layer.
-        weights: Kept weights of each layer; empty without.
+        states: States of each layer, [2 * R, H, K, V] of any dtype, contiguous.
+        updates: Kept numbers of each layer, [R, W, U] float32.
+        weights: Kept weights of each layer, [H, K, V] float32; empty without.
         table: ``scan_table`` of these three.
         kept_parents: Kept parents.
         rows: Request rows; each at most once, except row 0.
