@@ -22,7 +22,7 @@ from torch.nn.functional import softplus
 
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.models.cache import RowsCache
-from graphkit.models.fusion.agreement import agree, random_rows
+from graphkit.models.fusion.observation import agree, random_rows
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
 from graphkit.ops.decoder import gated_rms_norm

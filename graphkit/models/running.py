@@ -19,11 +19,9 @@ from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
 from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
 from graphkit.engine.kv.recurrent import StateSlots
 from graphkit.engine.kv.scanned import ScanRows, ScanShape
-from graphkit.engine.step.device_copies import to_device
 from graphkit.errors import AttentionError
 from graphkit.models.prompt_parts import PromptPart, prompt_parts
 from graphkit.ops.attention_layout import DenseLayout
-from graphkit.ops.recurrent import CHUNK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,10 +162,12 @@ class NodeScan:
     @cached_property
     def scan_rows(self) -> ScanRows:
         """Where the rows of the batch are."""
-        rows, spans = self.pool.scan_rows(self._batch), self._batch.spans
-        if spans is None or not any(span.start % CHUNK for span in spans):
+        batch = self._batch
+        rows = self.pool.scan_rows(batch)
+        if rows.begins is None:
             return rows
-        return replace(rows, starts=to_device([span.start for span in spans], rows.rows.device))
+        first = rows.begins[:-1].clamp(max=batch.num_tokens - 1)  # of any row without rows
+        return replace(rows, starts=batch.positions[first].long())
 
     @property
     def is_prompt(self) -> bool:

@@ -29,7 +29,7 @@ from graphkit.engine.kv.recurrent import States
 from graphkit.engine.kv.scanned import ScanRows, ScanShape
 from graphkit.errors import GraphkitError
 from graphkit.models.cache import NodeCache, RowsCache
-from graphkit.models.fusion.agreement import agree
+from graphkit.models.fusion.observation import agree
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
 from graphkit.ops.recurrent import NO_LIMIT

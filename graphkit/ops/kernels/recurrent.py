@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
+from graphkit.ops.kernels.recurrent_chunks import scan_in_chunks, softplus, tile_offsets
 
 CHANNELS = 256
 """Channels of a program of the convolution."""
@@ -114,13 +115,6 @@ def launch_causal_conv(args: Any, out: torch.Tensor) -> None:
 
 
 @triton.jit
-def tile_offsets(k, v, KEYS: tl.constexpr, VALUES: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Return the offsets of a tile [K, V] in the state of a head."""
-    k, v = k[:, None], v[None, :]
-    return v * KEYS + k if TRANSPOSED else k * VALUES + v
-
-
-@triton.jit
 def decayed(state, logs, weight):
     """Return a tile [K, V] of a state after its decay, by logs [], [K, 1] or [1, V]."""
     if weight is not None:
@@ -144,12 +138,6 @@ def key_vector(pointer, lane, KEYS: tl.constexpr, NORMALISE: tl.constexpr):
     if NORMALISE:
         vector = vector / tl.sqrt(tl.sum(vector * vector, 0) + 1e-6)
     return vector
-
-
-@triton.jit
-def softplus(x):
-    """Return ``log(1 + exp(x))``, and x where that is x in float32, as torch does."""
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
@@ -384,8 +372,6 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None =
     if in_chunks is None:
         in_chunks = value.element_size() == 2
     if in_chunks and args.begins is not None and kind == 0:
-        from graphkit.ops.kernels.recurrent_chunks import scan_in_chunks
-
         scan_in_chunks(args, others)
         return
     grid = len(args.rows), heads, triton.cdiv(values, blocks["BLOCK_V"])

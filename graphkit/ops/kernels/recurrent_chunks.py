@@ -20,11 +20,23 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.kernels.recurrent import softplus, tile_offsets
 from graphkit.ops.recurrent import CHUNK
 
 VALUES_OF_PROGRAM = 32
 """Values of a program that goes from chunk to chunk."""
+
+
+@triton.jit
+def tile_offsets(k, v, KEYS: tl.constexpr, VALUES: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Return the offsets of a tile [K, V] in the state of a head."""
+    k, v = k[:, None], v[None, :]
+    return v * KEYS + k if TRANSPOSED else k * VALUES + v
+
+
+@triton.jit
+def softplus(x):
+    """Return ``log(1 + exp(x))``, and x where that is x in float32, as torch does."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
