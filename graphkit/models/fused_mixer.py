@@ -110,7 +110,10 @@ class FusedMixer:
 
     Attributes:
         number: Index among the recurrent layers.
+        text: What runs, for ``ModelLayout.replaced``.
     """
+
+    text = "products, graphkit::causal_conv, graphkit::linear_scan and graphkit::gated_rms_norm"
 
     def __init__(
         self,

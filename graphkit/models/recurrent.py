@@ -45,13 +45,15 @@ def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     known = [layer for layer in layers if layer is not None]
     if len(known) == len(layers) and len({layer.recurrence for layer in known}) <= 1:
         layout = replace(layout, recurrent=tuple(known))
+    replaced = dict(layout.replaced)
     for number, layer in enumerate(layout.recurrent):
         mixer = modules[layer.name]
         if layer.runs_at_once:
-            mixer.forward = _at_once(mixer, layer, number, model)
+            mixer.forward = forward = _at_once(mixer, layer, number, model)
+            replaced[layer.name] = forward.text
         else:
             mixer.forward = PooledMixer(mixer.forward, layer, number)
-    return layout
+    return replace(layout, replaced=replaced)
 
 
 def _at_once(
@@ -74,10 +76,16 @@ class ScannedMixer:
     Args:
         forward: Forward of the mixer, see ``scanned_forward``.
         layer: The layer.
+
+    Attributes:
+        text: What runs, for ``ModelLayout.replaced``.
     """
 
     def __init__(self, forward: Callable[..., torch.Tensor], layer: RecurrentLayer) -> None:
         self._forward, self._argument = forward, layer.cache_argument
+        ops = ["causal_conv"] * ("conv0" in layer.shapes)
+        ops += ["linear_scan"] * (layer.recurrence is not None)
+        self.text = f"itself with {' and '.join(f'graphkit::{name}' for name in ops)}"
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""

@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit import models
-from graphkit.models import recurrent, scans
+from graphkit.models import fused_mixer, recurrent, scans
 from graphkit.models.fused_mixer import FusedMixer
 from graphkit.models.recurrent import PooledMixer, ScannedMixer
 from small_models import small_model
@@ -126,6 +126,21 @@ def test_prompts_are_cut_at_multiples_of_64(monkeypatch):
         calls.clear()
         generate_all(loaded, map(prompt_of, lengths), new_tokens=1, chunked_prefill_size=100)
         assert calls == expected
+
+
+def test_a_mixer_that_differs_with_five_launches_runs_its_own_forward(monkeypatch, caplog):
+    found = fused_mixer._beta_columns
+
+    def scaled(*args):
+        scale, columns = found(*args)
+        return 1.02 * scale, columns
+
+    monkeypatch.setattr(fused_mixer, "_beta_columns", scaled)
+    loaded = models.load(small_model("qwen3_next"), device="cpu")
+    assert len(mixers(loaded, ScannedMixer)) == 1
+    assert "differs from itself" in caplog.text
+    text = loaded.layout.replaced["model.layers.0.linear_attn"]
+    assert text == "itself with graphkit::causal_conv and graphkit::linear_scan"
 
 
 @pytest.mark.parametrize("name", ["_delta_rule", "_convolve"])

@@ -5,6 +5,7 @@ from graphkit.engine.kv.mha import MHATokenToKVPool
 from graphkit.engine.kv.mla import DSATokenToKVPool, IndexKeyPool, MLATokenToKVPool
 from graphkit.engine.kv.pool import TokenToKVPool
 from graphkit.engine.kv.recurrent import RecurrentInputs, RecurrentStatePool, StateSlots
+from graphkit.engine.kv.scanned import ScannedStates, ScanRows, ScanShape
 from graphkit.engine.kv.slots import ReqToTokenPool, TokenSlotAllocator
 
 __all__ = [
@@ -18,6 +19,9 @@ __all__ = [
     "ReqToTokenPool",
     "RequestPool",
     "RequestTable",
+    "ScanRows",
+    "ScanShape",
+    "ScannedStates",
     "StateSlots",
     "TokenSlotAllocator",
     "TokenToKVPool",

@@ -202,6 +202,7 @@ def wanted(case, states, request, row, tokens):
     return state.transpose(1, 2) if k.transposed else state, out
 
 
+@pytest.mark.sanitized
 @by_case
 @runs
 def test_outputs_and_committed_states_are_those_of_each_path(run, kind, shape):
@@ -226,8 +227,10 @@ def test_outputs_and_committed_states_are_those_of_each_path(run, kind, shape):
             tokens = tokens_of(case, request, last) if rows else []
             state, _ = wanted(case, before, request, row, tokens)
             state = state if row else before[0].double()
-            torch.testing.assert_close(case.states[2 * row].double(), state.view_as(before[0]),
-                                       rtol=2e-5, atol=2e-5)  # fmt: skip
+            in_chunks = shape[0] == "prompt" and dtype != torch.float32 and case.decays == 1
+            near = exact if in_chunks and run is not CPU else 2e-5
+            stored = case.states[2 * row].double()
+            torch.testing.assert_close(stored, state.view_as(stored), rtol=near, atol=near)
         assert torch.equal(
             case.states[[2 * row for row in others]], before[[2 * r for r in others]]
         )
@@ -262,6 +265,7 @@ def test_a_node_has_the_bits_of_steps_of_one_node(run, kind, state_dtype):
                 assert torch.equal(single.states[2 * row], case.states[2 * row]), shape
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("kind", ["gated delta rule", "delta rule of odd sizes", "Mamba 2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @runs
@@ -327,6 +331,7 @@ def test_prompts_in_any_parts_have_the_same_bits(run):
     assert torch.equal(parts.states[6], whole.states[6])
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("shape", [*STEPS, ("prompt", 1), ("prompt", 9)], ids=str)
 @pytest.mark.parametrize(("columns", "taps"), [(3, 4), (2, 3), (4, 4)])
 @runs
