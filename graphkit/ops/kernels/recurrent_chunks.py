@@ -149,8 +149,8 @@ def prepare_chunks_kernel(
 @triton.jit(do_not_specialize=["chunks"])
 def scan_chunks_kernel(
     out, states, kept_parents, inverses, scores, rows, begins, starts, query, key, value, decay,
-    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, chunks, least, most,
-    beta_scale, query_row, query_head, key_row, key_head, value_row, value_head, gate_row,
+    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, chunks, scale, least,
+    most, beta_scale, query_row, query_head, key_row, key_head, value_row, value_head, gate_row,
     gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr,
     SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr,
@@ -201,7 +201,7 @@ def scan_chunks_kernel(
         queries = unit_rows(
             query + group * query_head, token, inside, k, query_row, KEYS, NORMALISE
         )
-        result = tl.dot(queries, state) * tl.exp(sums)[:, None]
+        result = tl.dot(queries * scale, state) * tl.exp(sums)[:, None]
         result += tl.dot(tl.load(scores + pairs), added)
         last = tl.sum(tl.where(place == CHUNK - 1, sums, 0.0), 0)
         left = keys * tl.exp(last - sums)[:, None]
