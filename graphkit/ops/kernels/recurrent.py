@@ -128,7 +128,7 @@ def extended(state, key, added, dtype: tl.constexpr):
 
     The sum and the product round once, wherever they are compiled.
     """
-    return tl.fma(key[:, None] + 0.0 * state, added[None, :] + 0.0 * state, state).to(dtype)
+    return tl.fma(key[:, None], added[None, :], state).to(dtype)
 
 
 @triton.jit
