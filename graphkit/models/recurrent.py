@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.engine.kv.recurrent import States
+from graphkit.engine.kv.recurrent_rows import States
 from graphkit.models.cache import NodeCache, RowsCache
 from graphkit.models.fused_mixer import FusedMixer, fused_mixer
 from graphkit.models.layout import ModelLayout, RecurrentLayer

@@ -17,8 +17,8 @@ import torch
 from graphkit.buffers import Inputs
 from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
 from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
-from graphkit.engine.kv.recurrent import StateSlots
-from graphkit.engine.kv.scanned import ScanRows, ScanShape
+from graphkit.engine.kv.recurrent_rows import ScanRows, StateSlots
+from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import AttentionError
 from graphkit.models.prompt_parts import PromptPart, prompt_parts
 from graphkit.ops.attention_layout import DenseLayout

@@ -25,8 +25,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from graphkit.engine.kv import RecurrentStatePool
-from graphkit.engine.kv.recurrent import States
-from graphkit.engine.kv.scanned import ScanRows, ScanShape
+from graphkit.engine.kv.recurrent_rows import ScanRows, States
+from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import GraphkitError
 from graphkit.models.cache import NodeCache, RowsCache
 from graphkit.models.fusion.observation import agree
@@ -292,9 +292,9 @@ class _Noted(NodeScan):
 
 def random_rows(mixer: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return hidden states for ``computes_the_same``, like those of a norm, [1, T, H]."""
-    inputs = [child.in_features for child in mixer.modules() if isinstance(child, nn.Linear)]
+    inputs = [getattr(child, "in_features", None) for child in mixer.modules()]
+    size = getattr(mixer, "hidden_size", None) or next((n for n in inputs if n), 1)
     generator = torch.Generator().manual_seed(0)
-    size = getattr(mixer, "hidden_size", None) or inputs[0]
     rows = torch.randn(1, _PROMPT + 2 * _NODES, size, generator=generator)
     return rows.to(device, dtype)
 

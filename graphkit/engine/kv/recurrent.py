@@ -6,63 +6,27 @@ Suffixes: B requests, N nodes of each request in one batch, T = B * N rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from graphkit.config import is_int, require_int, require_type
 from graphkit.engine.kv.contracts import require_device
-from graphkit.engine.kv.scanned import ScannedStates, ScanRows, ScanShape
+from graphkit.engine.kv.recurrent_rows import (
+    RecurrentInputs,
+    ScanRows,
+    States,
+    StateSlots,
+    by_node,
+    chosen_states,
+    in_order,
+    scan_rows,
+    state_slots,
+)
+from graphkit.engine.kv.scanned import ScannedStates, ScanShape
 from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.recurrent import causal_conv
-from graphkit.ops.tree import parents_and_depths
-
-States = Mapping[str, torch.Tensor]
-"""One tensor per kind of state, ``[B, *shape]``."""
-
-
-class RecurrentInputs(Protocol):
-    """Fields of a mode's inputs that ``RecurrentStatePool.slots`` reads."""
-
-    req_pool_indices: torch.Tensor
-    lengths: torch.Tensor | None
-    width: int | None
-
-    @property
-    def batch_size(self) -> int:
-        """Requests, pads included (B)."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows, pads included (T)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlots:
-    """Slots of the states that one batch reads and writes.
-
-    Attributes:
-        before: [B, N] int64, slot of the state before each node: the state of its parent, or
-            the committed state for a root.
-        after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
-            there it is the committed state's and must not be written.
-        order: [B, N] int64, an order of each request's nodes in which every node follows its
-            parent; ``None`` for chains, whose nodes are in that order.
-        packed: Set in a prefill, where requests have different numbers of rows: the place of each
-            row in [B, N], int64 [T]. N is the largest number. Places behind the last row of a
-            request have no row; a state does not change there, so that the last place has the
-            state after the last row.
-        is_row: [B, N] bool, whether a place has a row; set with ``packed``.
-    """
-
-    before: torch.Tensor
-    after: torch.Tensor
-    order: torch.Tensor | None = None
-    packed: torch.Tensor | None = None
-    is_row: torch.Tensor | None = None
 
 
 class RecurrentStatePool:
@@ -138,7 +102,6 @@ class RecurrentStatePool:
         self._buffers = [buffer for buffers in self._layers for buffer in buffers.values()]
         self._table = buffer_table(self._buffers) if self._buffers else None
         self.device = torch.zeros(0, device=device).device  # with its index
-        self._node = torch.arange(width, device=self.device)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the states of every row by kind and layer, such as ``ssm.0``.
@@ -199,48 +162,7 @@ class RecurrentStatePool:
             AttentionError: Requests have different numbers of rows, or a tree has more than W
                 nodes.
         """
-        if inputs.lengths is not None:
-            return self._packed_slots(inputs, inputs.lengths)
-        mask, nodes = self._mask_and_nodes(inputs)
-        committed = inputs.req_pool_indices[:, None] * (self.width + 1)
-        if mask is None:
-            return StateSlots(*self._chain(committed, nodes))
-        node = self._node[:nodes]
-        parents, depths = parents_and_depths(mask[:, :, :nodes])
-        order = depths.argsort(dim=1, stable=True)
-        return StateSlots(committed + 1 + parents, committed + 1 + node, order)
-
-    def _mask_and_nodes(self, inputs: RecurrentInputs) -> tuple[torch.Tensor | None, int]:
-        """Return the mask of a batch of trees, ``None`` for chains, and its nodes per request."""
-        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
-        requests, rows = inputs.batch_size, inputs.num_tokens
-        nodes = rows // requests if requests else 0
-        if nodes * requests != rows or (mask is not None and nodes > self.width):
-            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
-            raise AttentionError(
-                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
-                f"per request{limit}."
-            )
-        return mask, nodes
-
-    def _chain(self, committed: torch.Tensor, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots before and after the nodes of chains, from those committed, [B, 1]."""
-        node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
-        return committed + node.clamp(min=0), committed + (node + 1).clamp(min=0)
-
-    def _packed_slots(self, inputs: RecurrentInputs, lengths: torch.Tensor) -> StateSlots:
-        """Return the slots of the packed rows of a prefill."""
-        nodes, rows, device = inputs.width or 1, inputs.num_tokens, lengths.device
-        ends = lengths.cumsum(0)
-        row = torch.arange(rows, device=device)
-        owner = torch.searchsorted(ends, row, right=True)
-        before, after = self._chain(inputs.req_pool_indices[:, None] * (self.width + 1), nodes)
-        return StateSlots(
-            before,
-            after,
-            packed=owner * nodes + row - (ends - lengths)[owner],
-            is_row=torch.arange(nodes, device=device) < lengths[:, None],
-        )
+        return state_slots(inputs, self.width)
 
     def scan_rows(self, inputs: RecurrentInputs) -> ScanRows:
         """Return where the rows of a batch are, for ``convolve`` and ``scanned.scan``.
@@ -251,17 +173,7 @@ class RecurrentStatePool:
         Raises:
             AttentionError: See ``slots``.
         """
-        rows, lengths = inputs.req_pool_indices, inputs.lengths
-        if lengths is not None:
-            begins = torch.nn.functional.pad(lengths.long().cumsum(0), (1, 0))
-            return ScanRows(rows, inputs.width or 1, begins)
-        mask, nodes = self._mask_and_nodes(inputs)
-        if mask is not None:
-            parents, depths = parents_and_depths(mask[:, :, :nodes])
-            return ScanRows(rows, nodes, None, parents, depths.argsort(dim=1, stable=True))
-        if nodes <= self.width:
-            return ScanRows(rows, nodes)
-        return ScanRows(rows, nodes, nodes * torch.arange(len(rows) + 1, device=rows.device))
+        return scan_rows(inputs, self.width)
 
     def convolve(
         self,
@@ -334,23 +246,25 @@ class RecurrentStatePool:
         """
         nodes = slots.after.shape[1]
         before, after, order = slots.before, slots.after, slots.order
-        by_node = [_by_node(tensor, slots) for tensor in rows]
+        nodes_of = [by_node(tensor, slots) for tensor in rows]
         if order is not None:
             before, after = before.gather(1, order), after.gather(1, order)
-            by_node = [_in_order(tensor, order) for tensor in by_node]
+            nodes_of = [in_order(tensor, order) for tensor in nodes_of]
         outputs = []
         states: States = {}
         for node in range(nodes):
             if node == 0 or order is not None:
                 states = self.load(layer, before[:, node])
-            new, output = update(states, *(tensor[:, node] for tensor in by_node))
-            states = new if slots.is_row is None else _where(slots.is_row[:, node], new, states)
+            new, output = update(states, *(tensor[:, node] for tensor in nodes_of))
+            states = (
+                new if slots.is_row is None else chosen_states(slots.is_row[:, node], new, states)
+            )
             if node >= nodes - self.width:
                 self.store(layer, after[:, node], states)
             outputs.append(output)
         stacked = torch.stack(outputs, 1)
         if order is not None:
-            stacked = _in_order(stacked, order.argsort(1))
+            stacked = in_order(stacked, order.argsort(1))
         flat = stacked.flatten(0, 1)
         return flat if slots.packed is None else flat[slots.packed]
 
@@ -383,27 +297,6 @@ class RecurrentStatePool:
     def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
         if self._table is not None:
             move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
-
-
-def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return rows, [B, N, ...], each request's in the order of indices [B, N]."""
-    return rows[torch.arange(len(order), device=order.device)[:, None], order]
-
-
-def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
-    """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
-    if slots.packed is None:
-        return rows.reshape(*slots.after.shape, *rows.shape[1:])
-    places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
-    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
-
-
-def _where(chosen: torch.Tensor, new: States, old: States) -> States:
-    """Return the new states of the chosen requests, bool [B], and the old ones of the others."""
-    return {
-        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], state)
-        for kind, state in old.items()
-    }
 
 
 def _checked_dtypes(

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from graphkit.engine.kv.recurrent_rows import ScanRows
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
 from graphkit.ops.recurrent import commit_scans, linear_scan, scan_table, update_size
@@ -65,27 +66,6 @@ class ScanShape:
     def update(self) -> int:
         """Numbers that are kept of each node."""
         return update_size(self.heads, self.groups, self.keys, self.values, self.decays)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScanRows:
-    """The rows of one batch, for layers that run them in one launch.
-
-    Attributes:
-        rows: Request rows, [B] int64.
-        nodes: Nodes of each request; of prompts, most rows.
-        begins: First row of each prompt and the number of rows, [B + 1] int64; ``None`` for steps.
-        parents: Parent of each node of a tree, -1 for a root, [B, N] int64; ``None`` for chains.
-        order: Nodes of each tree, parents before their children, [B, N] int64; ``None`` for chains.
-        starts: Position of the first row of each prompt, [B] int64; ``None`` for multiples of 64.
-    """
-
-    rows: torch.Tensor
-    nodes: int
-    begins: torch.Tensor | None = None
-    parents: torch.Tensor | None = None
-    order: torch.Tensor | None = None
-    starts: torch.Tensor | None = None
 
 
 class ScannedStates:
