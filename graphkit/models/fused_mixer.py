@@ -103,7 +103,8 @@ class FusedMixer:
         layer: The layer.
         call: What its functions receive.
         found: Columns of the inputs by name.
-        decay: Parameters of the decay: its weight as a logarithm, and its bias.
+        mixer: The module, whose parameters are read at each call: they may be replaced.
+        decay: Names of the parameters of the decay: its weight as a logarithm, and its bias.
         beta_scale: Factor of a sigmoid; 0 without beta.
         norm: The gated norm.
         out: The last linear layer.
@@ -120,13 +121,15 @@ class FusedMixer:
         layer: RecurrentLayer,
         call: _Call,
         found: dict[str, Columns],
-        decay: tuple[nn.Parameter, nn.Parameter],
+        mixer: nn.Module,
+        decay: tuple[str, str],
         beta_scale: float,
         norm: GatedNorm,
         out: nn.Module,
     ) -> None:
         self.number, self._call, self._found = 0, call, found
-        self._decay, self._beta_scale, self._norm, self._out = decay, beta_scale, norm, out
+        self._mixer, self._decay, self._skip = mixer, decay, call.skip
+        self._beta_scale, self._norm, self._out = beta_scale, norm, out
         assert layer.recurrence is not None, "the mixer has a scan"
         self._shape = layer.recurrence
         # In the order in which the mixer calls them: the first computes the product of all.
@@ -152,14 +155,15 @@ class FusedMixer:
             )
         )
         beta = self._found.get("beta")
-        log_weight, bias = self._decay
+        log_weight, bias = (getattr(self._mixer, name) for name in self._decay)
         limits = {"least": call.limits[0], "most": call.limits[1]} if scan.is_prompt else {}
         out = scan.recur(
             self.number, shape, query, key, value, products[decay.layer],
             None if beta is None else products[beta.layer], decay_weight=log_weight,
             decay_bias=bias, log_weight=True, beta_scale=self._beta_scale,
             decay_columns=decay.index, beta_columns=None if beta is None else beta.index,
-            skip=call.skip, scale=call.scale, normalise=call.normalise, **limits,
+            skip=getattr(self._mixer, self._skip) if self._skip else None, scale=call.scale,
+            normalise=call.normalise, **limits,
         )  # fmt: skip
         out = self._norm(out.flatten(1), products[gate.layer], gate.index)
         result: torch.Tensor = self._out(out[None])
@@ -194,8 +198,11 @@ class _Call(NodeScan):
         return self.options.get("least", 0.0), self.options.get("most", 3e38)
 
     @property
-    def skip(self) -> Any:
-        return self.options.get("skip")
+    def skip(self) -> str:
+        """Name of the parameter that is the factor on the values; empty without."""
+        skip = self.options.get("skip")
+        own = self._mixer.named_parameters(recurse=False)
+        return next((name for name, parameter in own if parameter is skip), "")
 
     @property
     def scale(self) -> float:
@@ -309,10 +316,11 @@ def fused_mixer(
     else:
         parameters = _decay_parameters(mixer, call.options)
     norm = find_gated_norm(call.norm, call.norm_inputs[0].shape[-1], like)
-    if norm is None or parameters is None or None in columns.values():
+    is_skipped = call.options.get("skip") is None or call.skip
+    if norm is None or parameters is None or None in columns.values() or not is_skipped:
         return None
     whole = {name: part for name, part in columns.items() if part is not None}
-    return FusedMixer(layer, call, whole, parameters, beta_scale, norm, call.out)
+    return FusedMixer(layer, call, whole, mixer, parameters, beta_scale, norm, call.out)
 
 
 def _scan_is_read_in_order(call: _Call, shape: ScanShape) -> bool:
@@ -372,10 +380,10 @@ def _beta_columns(beta: torch.Tensor, drawn: torch.Tensor) -> tuple[float, torch
 
 def _decay_columns(
     mixer: nn.Module, decay: torch.Tensor, drawn: torch.Tensor
-) -> tuple[torch.Tensor | None, tuple[nn.Parameter, nn.Parameter] | None]:
-    """Return the column of each head's decay, and its parameters, the weight first."""
+) -> tuple[torch.Tensor | None, tuple[str, str] | None]:
+    """Return the column of each head's decay, and names of its parameters, the weight first."""
     for pair in _pairs(mixer, decay.shape[1]):
-        weight, bias = (parameter.detach().float() for parameter in pair)
+        weight, bias = (getattr(mixer, name).detach().float() for name in pair)
         made = -weight.exp() * softplus(drawn[..., None] + bias)
         columns = _only(_near(made, decay.float()[:, None]))
         if columns is not None:
@@ -383,20 +391,18 @@ def _decay_columns(
     return None, None
 
 
-def _decay_parameters(
-    mixer: nn.Module, options: dict[str, Any]
-) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """Return the parameters whose values a scan with time steps has received."""
+def _decay_parameters(mixer: nn.Module, options: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the names of the parameters whose values a scan with time steps has received."""
     weight, bias = options["decay_weight"], options["decay_bias"]
     for pair in _pairs(mixer, len(weight)):
-        log, other = pair
+        log, other = (getattr(mixer, name) for name in pair)
         is_same = bias is not None and torch.equal(other, bias)
         if is_same and torch.equal(-log.detach().float().exp(), weight):
             return pair
     return None
 
 
-def _pairs(mixer: nn.Module, heads: int) -> Sequence[tuple[nn.Parameter, nn.Parameter]]:
-    """Return the pairs of parameters of the mixer itself with a number for each head."""
-    own = [p for p in mixer.parameters(recurse=False) if p.shape == (heads,)]
-    return [(one, other) for one in own for other in own if one is not other]
+def _pairs(mixer: nn.Module, heads: int) -> Sequence[tuple[str, str]]:
+    """Return the names of pairs of the mixer's own parameters with a number for each head."""
+    own = [name for name, p in mixer.named_parameters(recurse=False) if p.shape == (heads,)]
+    return [(one, other) for one in own for other in own if one != other]
