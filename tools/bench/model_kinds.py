@@ -43,6 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -216,7 +217,7 @@ def hybrid_steps(
             last = torch.full((batch,), rows - 1, device=device)
             requests = torch.as_tensor(inputs.req_pool_indices).to(device)
             commit_ms = median_ms(TorchGraph(partial(states.commit, requests, last)).launch, rounds)
-            ms = median_ms(runner.stage(inputs).replay, rounds) + commit_ms
+            ms = median_ms(partial(runner.replay, inputs), rounds) + commit_ms
         read = hybrid_bytes(loaded, batch, rows)
         cell = partial(Measure, setting=f"{name}, {batch} requests", variant=f"{rows} rows")
         yield cell(name="step and commit", value=ms, unit="ms")
@@ -246,7 +247,9 @@ def hybrid_prompts(
         ) as engine:  # fmt: skip
             sampling = gk.SamplingParams(max_new_tokens=1)
             own = median_s(partial(engine.generate, ids.tolist(), sampling), rounds)
-        forward = partial(loaded.original, ids.to(device), logits_to_keep=1)
+        has_option = "logits_to_keep" in signature(loaded.original.forward).parameters
+        options = {"logits_to_keep": 1} if has_option else {}
+        forward = partial(loaded.original, ids.to(device), **options)
         theirs = median_s(forward, rounds)
         cell = partial(Measure, setting=f"{name}, prompt of {length}", unit="ms")
         yield cell(name="first token", value=own * 1e3, variant="graphkit")

@@ -14,7 +14,7 @@ Mamba (2.8B)                    5,120 x 16          327,680      41,024
 A step reads the state of each request once, and writes what it keeps. A commit reads both for the
 accepted path and writes the state. So a step moves three times the bytes of the state, and little
 more, whatever its number of nodes. The states of convolutions are kept after each node: those of
-Qwen3-Next have 49,152 bytes.
+Qwen3-Next have 65,536 bytes.
 
 Suffixes: B requests, N nodes of each, T rows, W most nodes, H heads.
 """
