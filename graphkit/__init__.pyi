@@ -106,6 +106,7 @@ from graphkit.engine.kv import (
     MLATokenToKVPool as MLATokenToKVPool,
     RecurrentInputs as RecurrentInputs,
     RecurrentStatePool as RecurrentStatePool,
+    ScanShape as ScanShape,
     ReqToTokenPool as ReqToTokenPool,
     RequestPool as RequestPool,
     RequestTable as RequestTable,

@@ -225,6 +225,36 @@ class IndexCache:
         return key_of_all
 
 
+class RowsCache:
+    """The cache that a recurrent layer sees while it computes all rows of a batch.
+
+    They look like one prompt without states before it, which the functions of the layer have.
+    """
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        """Return that there is no state."""
+
+    get_recurrent_state = get_conv_state
+
+    def update_conv_state(self, conv_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return the inputs of the convolution, without any before them."""
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """Return the state, which is in a pool."""
+        return recurrent_states
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        """Return false: the rows look like a prompt."""
+        return False
+
+    def is_recording_past(self, *_: Any, **__: Any) -> bool:
+        """Return false: states are those after the last row."""
+        return False
+
+
 class NodeCache:
     """The cache that one recurrent layer sees while it computes nodes of each request.
 

@@ -49,7 +49,7 @@ def batch_forward(
     return RunningForward(
         _BatchAttention(attention, left, slots, metadata, selected),
         inputs.positions,
-        scan=None if states is None else NodeScan.of(states, inputs),
+        scan=None if states is None else NodeScan(states, inputs),
         index=attention.index_batch(slots, metadata, first_indexer),
         slots=slots,
     )

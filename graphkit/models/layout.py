@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import ConfigError
 
 
@@ -70,12 +71,16 @@ class RecurrentLayer:
         cache_argument: Parameter of its forward that takes the cache.
         shapes: Shape of one request's state by kind.
         dtypes: Dtype by kind.
+        runs_at_once: Whether all rows of a batch run in one call of the module.
+        recurrence: What it computes then, beside a convolution; ``None`` for nothing.
     """
 
     name: str
     cache_argument: str
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
+    runs_at_once: bool = False
+    recurrence: ScanShape | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,6 +43,7 @@ from graphkit.errors import ConfigError, short_repr
 from graphkit.models.attention import padded_to
 from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout
 from graphkit.models.running import AttentionCall, IndexBatch
+from graphkit.models.scans import state_pool
 from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.kv_cache import FP8
 from graphkit.spec import ForwardMode
@@ -294,9 +295,7 @@ def recurrent_states(
                 f"{dict(layers[0].shapes)}: graphkit keeps one shape of each kind for all layers.",
                 field="model",
             )
-    return RecurrentStatePool(
-        requests, width, len(layers), device, shapes=layers[0].shapes, dtypes=layers[0].dtypes
-    )
+    return state_pool(layers, requests, width, device)
 
 
 def _pool_scales(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> dict[str, torch.Tensor]:

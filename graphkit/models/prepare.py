@@ -234,9 +234,8 @@ def prepare_model(
             kept=[] if run else [output_head(model)],
         )  # fmt: skip
     convert_latents(model, layout)
-    convert_mixers(model, layout)
     convert_indexers(model, layout)
-    return layout
+    return convert_mixers(model, layout)
 
 
 def _replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:

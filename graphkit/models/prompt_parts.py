@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from graphkit.engine.kv.recurrent import States
+from graphkit.engine.kv.recurrent_rows import States
 from graphkit.graphs.devices import to_device
 
 Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]

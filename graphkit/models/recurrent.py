@@ -8,13 +8,16 @@ before them. Suffixes: B requests, G of them, N nodes of each, T rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.engine.kv.recurrent import States
-from graphkit.models.cache import NodeCache
+from graphkit.engine.kv.recurrent_rows import States
+from graphkit.models.cache import NodeCache, RowsCache
+from graphkit.models.fused_mixer import FusedMixer, fused_mixer
 from graphkit.models.layout import ModelLayout, RecurrentLayer
 from graphkit.models.prompt_parts import (
     LEAST_CHUNK,
@@ -24,15 +27,69 @@ from graphkit.models.prompt_parts import (
     chunk_support,
     copied,
 )
-from graphkit.models.running import NodeScan, running_forward
+from graphkit.models.running import NodeScan, running_scan
+from graphkit.models.scans import computes_the_same, known_mixer, random_rows, scanned_forward
 
 
-def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> None:
-    """Let the recurrent layers of a model run over the pool of the running batch; in place."""
+def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
+    """Let the recurrent layers of a model run over the pool of the running batch; in place.
+
+    Returns:
+        The layout, with what the layers compute if all of them are known.
+    """
     modules = dict(model.named_modules())
+    layers = [
+        known_mixer(modules[layer.name], layer, model.device, model.dtype)
+        for layer in layout.recurrent
+    ]
+    known = [layer for layer in layers if layer is not None]
+    if len(known) == len(layers) and len({layer.recurrence for layer in known}) <= 1:
+        layout = replace(layout, recurrent=tuple(known))
+    replaced = dict(layout.replaced)
     for number, layer in enumerate(layout.recurrent):
         mixer = modules[layer.name]
-        mixer.forward = PooledMixer(mixer.forward, layer, number)
+        if layer.runs_at_once:
+            mixer.forward = forward = _at_once(mixer, layer, number, model)
+            replaced[layer.name] = forward.text
+        else:
+            mixer.forward = PooledMixer(mixer.forward, layer, number)
+    return replace(layout, replaced=replaced)
+
+
+def _at_once(
+    mixer: nn.Module, layer: RecurrentLayer, number: int, model: PreTrainedModel
+) -> ScannedMixer | FusedMixer:
+    """Return the forward of a known mixer: as few launches as possible, or its own."""
+    forward, first = scanned_forward(mixer, layer, number), scanned_forward(mixer, layer, 0)
+    assert forward is not None and first is not None, "the mixer is known"  # noqa: PT018
+    rows = random_rows(mixer, model.device, model.dtype)
+    fused = fused_mixer(mixer, layer, first, rows)
+    if fused is not None and computes_the_same(mixer, fused, layer, rows):
+        fused.number = number
+        return fused
+    return ScannedMixer(forward, layer)
+
+
+class ScannedMixer:
+    """A mixer that computes all rows of the running batch in one call.
+
+    Args:
+        forward: Forward of the mixer, see ``scanned_forward``.
+        layer: The layer.
+
+    Attributes:
+        text: What runs, for ``ModelLayout.replaced``.
+    """
+
+    def __init__(self, forward: Callable[..., torch.Tensor], layer: RecurrentLayer) -> None:
+        self._forward, self._argument = forward, layer.cache_argument
+        ops = ["causal_conv"] * ("conv0" in layer.shapes)
+        ops += ["linear_scan"] * (layer.recurrence is not None)
+        self.text = f"itself with {' and '.join(f'graphkit::{name}' for name in ops)}"
+
+    def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
+        return self._forward(hidden_states, **others | {self._argument: RowsCache()})
 
 
 class PooledMixer:
@@ -56,8 +113,7 @@ class PooledMixer:
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
-        scan = running_forward().scan
-        assert scan is not None, "the forward of a model with recurrent layers has states"
+        scan = running_scan()
 
         def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
             cache: Any = NodeCache(states)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,8 @@ import torch
 from graphkit.buffers import Inputs
 from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
 from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
-from graphkit.engine.kv.recurrent import StateSlots
+from graphkit.engine.kv.recurrent_rows import ScanRows, StateSlots
+from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import AttentionError
 from graphkit.models.prompt_parts import PromptPart, prompt_parts
 from graphkit.ops.attention_layout import DenseLayout
@@ -126,37 +128,100 @@ class IndexBatch:
     out_cache_loc: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class NodeScan:
     """The states of one batch.
 
-    Attributes:
+    A layer that runs all rows in one call calls ``convolve`` and ``recur``. Any other reads
+    ``slots`` and ``parts``. Both are computed for the first layer that reads them.
+
+    Args:
         pool: States of all requests.
-        slots: Slots that the batch reads and writes.
-        parts: How prompts run; empty if all nodes run one after the other.
+        inputs: The batch; ``None`` with ``scan_rows``.
+        scan_rows: Where its rows are.
     """
 
-    pool: RecurrentStatePool
-    slots: StateSlots
-    parts: Sequence[PromptPart]
+    def __init__(
+        self,
+        pool: RecurrentStatePool,
+        inputs: Inputs | None = None,
+        scan_rows: ScanRows | None = None,
+    ) -> None:
+        self.pool, self._inputs = pool, inputs
+        if scan_rows is not None:
+            self.scan_rows = scan_rows
 
-    @classmethod
-    def of(cls, pool: RecurrentStatePool, inputs: Inputs) -> NodeScan:
-        """Return the states of a batch."""
-        slots, requests = pool.slots(inputs), inputs.batch_size
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let a mixer run over the states, outside of the forward of its model."""
+        token = _SCAN.set(self)
+        try:
+            yield
+        finally:
+            _SCAN.reset(token)
+
+    @cached_property
+    def scan_rows(self) -> ScanRows:
+        """Where the rows of the batch are."""
+        batch = self._batch
+        rows = self.pool.scan_rows(batch)
+        if rows.begins is None:
+            return rows
+        first = rows.begins[:-1].clamp(max=batch.num_tokens - 1)  # of any row without rows
+        return replace(rows, starts=batch.positions[first].long())
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the rows are those of prompts."""
+        return self.scan_rows.begins is not None
+
+    def convolve(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        silu: bool,
+        columns: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run a causal convolution over inputs, [T, M], of which ``columns`` selects [T, C]."""
+        return self.pool.convolve(layer, "conv0", self.scan_rows, x, weight, bias, silu, columns)
+
+    def recur(
+        self, layer: int, shape: ScanShape, *inputs: torch.Tensor | None, **options: Any
+    ) -> torch.Tensor:
+        """Run a linear recurrence of the shape of the pool's; see ``ScannedStates.scan``."""
+        scanned: Any = self.pool.scanned
+        assert scanned is not None, "the layout has the recurrence"
+        assert scanned.shape == shape, "the mixer has noted it"
+        out: torch.Tensor = scanned.scan(layer, self.scan_rows, *inputs, **options)
+        return out
+
+    @property
+    def _batch(self) -> Inputs:
+        assert self._inputs is not None, "given without rows"
+        return self._inputs
+
+    @cached_property
+    def slots(self) -> StateSlots:
+        """Slots that the batch reads and writes."""
+        return self.pool.slots(self._batch)
+
+    @cached_property
+    def parts(self) -> Sequence[PromptPart]:
+        """How prompts run; empty if all nodes run one after the other."""
+        inputs, width = self._batch, self.pool.width
         lengths: list[int] = []
-        starts: list[int | None] = [None] * requests
-        width = pool.width
+        starts: list[int | None] = [None] * inputs.batch_size
         if inputs.spans is not None:
             # All tokens of a prompt are accepted, so that only its last state is read. Were others
             # kept, its bits would depend on the drafts of later steps.
             width = 1
             lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
-        elif inputs.lengths is None and slots.order is None:
+        elif inputs.lengths is None and self.slots.order is None:
+            requests = inputs.batch_size
             lengths = [inputs.num_tokens // max(1, requests)] * requests
         device = inputs.req_pool_indices.device
-        parts = prompt_parts(lengths, starts, width, device) if lengths else []
-        return cls(pool, slots, parts)
+        return prompt_parts(lengths, starts, width, device) if lengths else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,6 +254,7 @@ class RunningForward:
             _RUNNING.reset(token)
 
 
+_SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_scan", default=None)
 _RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_forward", default=None)
 # A context variable and not an argument of the model, because some classes do not pass
 # arguments on to their attention (Nemotron and StableLM in transformers 5.23).
@@ -212,6 +278,17 @@ def running_forward() -> RunningForward:
             "model."
         )
     return running
+
+
+def running_scan() -> NodeScan:
+    """Return the states of the batch that runs.
+
+    Raises:
+        AttentionError: The model runs outside of a forward of graphkit.
+    """
+    scan = _SCAN.get() or running_forward().scan
+    assert scan is not None, "the forward of a model with recurrent layers has states"
+    return scan
 
 
 def running_products() -> dict[Any, Any] | None:

@@ -1,6 +1,7 @@
 """Parts of decoder layers and draft heads: norms, the gate, and the inputs of a head.
 
-Dimensions: T rows, S partial sums, H hidden, V vocabulary, C columns of gate and up projection.
+Dimensions: T rows, S partial sums, H hidden, V vocabulary, C columns of gate and up projection or
+of a gated norm, M columns of its gates, N columns of its groups, G weights of it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,65 @@ def add_rms_norm(
     total = residual + reduce_partials(x, residual.dtype)
     wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
     return (weight * wide.to(total.dtype)).to(total.dtype), total
+
+
+def _check_groups(args: Any) -> None:
+    """Refuse weights and groups that do not divide the columns."""
+    width, size, weights = args.x.shape[1], args.size, len(args.weight)
+    if args.columns is None and args.gate.shape[1] < width:
+        raise InputError(
+            f"gated_rms_norm: gate is {describe(args.gate)}, expected at least {width} columns.",
+            field="gate",
+        )
+    if width % size or weights not in (size, width):
+        raise InputError(
+            f"gated_rms_norm: x is {describe(args.x)}, size is {size} and weight is "
+            f"{describe(args.weight)}, expected columns in groups of {size}, and a weight of one "
+            "group or of all columns.",
+            field="size",
+        )
+
+
+@register_op(check=_check_groups)
+def gated_rms_norm(
+    x: Annotated[torch.Tensor, "[T, C >= 1] floating-point"],
+    gate: Annotated[torch.Tensor, "[T, M] floating-point"],
+    weight: Annotated[torch.Tensor, "[G] floating-point"],
+    eps: Annotated[float, "eps >= 0"],
+    size: Annotated[int, "N >= 1"],
+    gate_first: bool = False,
+    sigmoid: bool = False,
+    columns: Annotated[torch.Tensor | None, "[C] int64"] = None,
+) -> Annotated[torch.Tensor, "[T, C] x.dtype"]:
+    """Normalise groups of columns and multiply them with a gate, in float32.
+
+    The result is ``weight * norm(x) * silu(gate)``, or ``weight * norm(x * silu(gate))`` (Mamba 2,
+    arXiv 2405.21060), rounded once.
+
+    Args:
+        x: The rows.
+        gate: Gates, in rows that may be spaced.
+        weight: Factor of each column of a group, or of all columns.
+        eps: Added to the mean square of a group.
+        size: Columns of a group (N).
+        gate_first: Whether rows are multiplied with the gate before they are normalised.
+        sigmoid: Whether the gate is a sigmoid.
+        columns: Column of ``gate`` for each column of x; None for the first C.
+
+    Returns:
+        The gated rows, [T, C].
+    """
+    wide = x.float()
+    gates = (gate[:, : x.shape[1]] if columns is None else gate[:, columns]).float()
+    factor = torch.reciprocal(1.0 + torch.exp(-gates))
+    factor = factor if sigmoid else gates * factor
+    if gate_first:
+        wide = wide * factor
+    groups = wide.unflatten(1, (-1, size))
+    scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
+    wide = (groups * scale * weight.float().view(-1, size)).flatten(1)
+    out: torch.Tensor = wide if gate_first else wide * factor
+    return out.to(x.dtype)
 
 
 def reduce_partials(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

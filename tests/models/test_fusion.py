@@ -245,7 +245,7 @@ REPLACE_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "mamba2", "deepseek_v3"])
 @pytest.mark.parametrize("replace", REPLACE_WEIGHTS)
 @pytest.mark.filterwarnings("ignore:linear layers that run as one product")
 def test_replaced_weights_count(kind, replace):

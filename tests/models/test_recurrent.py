@@ -1,4 +1,4 @@
-"""Prompts through recurrent layers: one call of a mixer per chunk, and the text of transformers."""
+"""Recurrent layers: known ones run all rows in one call, others node by node and in chunks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,37 @@ import torch
 
 import graphkit as gk
 from graphkit import models
-from graphkit.models.recurrent import PooledMixer
+from graphkit.models import fused_mixer, recurrent, scans
+from graphkit.models.fused_mixer import FusedMixer
+from graphkit.models.recurrent import PooledMixer, ScannedMixer
 from small_models import small_model
 
 WIDTH = 4
 
 
-def mixers(loaded):
+KNOWN = [
+    "qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "mamba",
+    "falcon_mamba", "jamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h",
+    "zamba2", "lfm2", "lfm2_moe", "lfm3",
+]  # fmt: skip
+
+
+FUSED = [
+    "qwen3_next", "qwen3_5_text", "mamba2", "bamba", "granitemoehybrid", "nemotron_h", "zamba2",
+]  # fmt: skip
+"""Those that run in five launches."""
+
+
+def mixers(loaded, kind=PooledMixer):
     forwards = (vars(module).get("forward") for module in loaded.model.modules())
-    return [forward for forward in forwards if isinstance(forward, PooledMixer)]
+    return [forward for forward in forwards if isinstance(forward, kind)]
+
+
+def load_unknown(kind, dtype=torch.float32):
+    """Return a model whose mixers graphkit takes for unknown ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "known_mixer", lambda *_: None)
+        return models.load(small_model(kind).to(dtype), device="cpu")
 
 
 def generate_all(loaded, prompts, new_tokens=8, **options):
@@ -67,7 +89,87 @@ def prefill_calls(loaded, length, monkeypatch, **options):
 
 @pytest.fixture(scope="module")
 def qwen3_next():
-    return models.load(small_model("qwen3_next"), device="cpu")
+    return load_unknown("qwen3_next")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KNOWN)
+def test_known_mixers_run_all_rows_in_one_call(kind, dtype, monkeypatch):
+    loaded = models.load(small_model(kind).to(dtype), device="cpu", check=dtype == torch.float32)
+    assert not mixers(loaded)
+    assert bool(mixers(loaded, FusedMixer)) == (kind in FUSED)
+    mixer, calls = mixers(loaded, (FusedMixer, ScannedMixer))[0], []
+    forward = type(mixer).__call__
+
+    def counted(self, hidden_states, **others):
+        if self is mixer:
+            calls.append(hidden_states.shape[1])
+        return forward(self, hidden_states, **others)
+
+    monkeypatch.setattr(type(mixer), "__call__", counted)
+    generate_all(loaded, map(prompt_of, (9, 4)), new_tokens=2)
+    assert calls == [13, 2 * WIDTH]
+
+
+def test_prompts_are_cut_at_multiples_of_64(monkeypatch):
+    """Kernels begin a chunk there, so that the bits do not depend on the cuts."""
+    loaded = models.load(small_model("qwen3_next"), device="cpu")
+    calls = []
+    forward = FusedMixer.__call__
+
+    def counted(self, hidden_states, **others):
+        calls.append(hidden_states.shape[1])
+        return forward(self, hidden_states, **others)
+
+    monkeypatch.setattr(FusedMixer, "__call__", counted)
+    for lengths, expected in [([112], [64, 48]), ([100, 112], [64, 36 + 64, 48])]:
+        calls.clear()
+        generate_all(loaded, map(prompt_of, lengths), new_tokens=1, chunked_prefill_size=100)
+        assert calls == expected
+
+
+def test_a_mixer_that_differs_with_five_launches_runs_its_own_forward(monkeypatch, caplog):
+    found = fused_mixer._beta_columns
+
+    def scaled(*args):
+        scale, columns = found(*args)
+        return 1.02 * scale, columns
+
+    monkeypatch.setattr(fused_mixer, "_beta_columns", scaled)
+    loaded = models.load(small_model("qwen3_next"), device="cpu")
+    assert len(mixers(loaded, ScannedMixer)) == 1
+    assert "differs from itself" in caplog.text
+    text = loaded.layout.replaced["model.layers.0.linear_attn"]
+    assert text == "itself with graphkit::causal_conv and graphkit::linear_scan"
+
+
+@pytest.mark.parametrize("name", ["_delta_rule", "_convolve"])
+def test_a_mixer_that_differs_from_itself_runs_node_by_node(name, monkeypatch, caplog):
+    own = getattr(scans, name)
+
+    def differing(*args, **kwargs):
+        out = own(*args, **kwargs)
+        return (out[0] * 1.01, out[1]) if name == "_delta_rule" else out * 1.01
+
+    table = "_SCANS" if name == "_delta_rule" else "_CONVOLUTIONS"
+    changed = {n: differing if f is own else f for n, f in getattr(scans, table).items()}
+    monkeypatch.setattr(scans, table, changed)
+    loaded = models.load(small_model("qwen3_next"), device="cpu")
+    assert len(mixers(loaded)) == 1
+    assert (
+        "runs node by node or unfused: with graphkit's scan it differs from itself" in caplog.text
+    )
+    assert generate(loaded, prompt_of(20)) == plain_text(loaded, prompt_of(20))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba2", "mamba", "lfm2"])
+def test_the_states_after_a_prompt_have_the_same_bits_in_any_chunks(kind):
+    loaded = models.load(small_model(kind), device="cpu")
+    texts = {
+        chunk: generate_all(loaded, map(prompt_of, (60, 33)), chunked_prefill_size=chunk)
+        for chunk in (512, 40, 7)
+    }
+    assert texts[40] == texts[7] == texts[512]
 
 
 def test_calls_do_not_grow_with_the_prompt(qwen3_next, monkeypatch):
@@ -101,13 +203,13 @@ def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chu
 def test_prompts_of_a_batch_take_a_call_for_each_length_and_one_of_the_last_nodes(
     kind, monkeypatch
 ):
-    loaded = models.load(small_model(kind), device="cpu")
+    loaded = load_unknown(kind)
     calls = calls_of_prompts(loaded, [60, 40, 60, 3, 40], monkeypatch)
     assert calls == [(2, 59), (2, 39), (1, 2), (5, 1)]
 
 
 def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
-    loaded = models.load(small_model("mamba"), device="cpu")  # its scan begins with zeros
+    loaded = load_unknown("mamba")  # its scan begins with zeros
     assert [mixer._support for mixer in mixers(loaded)] == ["first", "first"]
     calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
     assert calls == [19, *[1] * 21]
@@ -122,12 +224,12 @@ def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_promp
     ],
 )  # fmt: skip
 def test_a_state_that_changes_results_little_is_not_overlooked(kind, support, dtype):
-    loaded = models.load(small_model(kind).to(dtype), device="cpu")
+    loaded = load_unknown(kind, dtype)
     assert {mixer._support for mixer in mixers(loaded)} == {support}
 
 
 def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
-    loaded = models.load(small_model("mamba"), device="cpu")
+    loaded = load_unknown("mamba")
     (mixer, *_) = mixers(loaded)
     forward = mixer._forward
 

@@ -4,7 +4,9 @@ from graphkit.engine.kv.contracts import KVPool, RequestPool, RequestTable
 from graphkit.engine.kv.mha import MHATokenToKVPool
 from graphkit.engine.kv.mla import DSATokenToKVPool, IndexKeyPool, MLATokenToKVPool
 from graphkit.engine.kv.pool import TokenToKVPool
-from graphkit.engine.kv.recurrent import RecurrentInputs, RecurrentStatePool, StateSlots
+from graphkit.engine.kv.recurrent import RecurrentStatePool
+from graphkit.engine.kv.recurrent_rows import RecurrentInputs, ScanRows, StateSlots
+from graphkit.engine.kv.scanned import ScannedStates, ScanShape
 from graphkit.engine.kv.slots import ReqToTokenPool, TokenSlotAllocator
 
 __all__ = [
@@ -18,6 +20,9 @@ __all__ = [
     "ReqToTokenPool",
     "RequestPool",
     "RequestTable",
+    "ScanRows",
+    "ScanShape",
+    "ScannedStates",
     "StateSlots",
     "TokenSlotAllocator",
     "TokenToKVPool",

@@ -6,61 +6,27 @@ Suffixes: B requests, N nodes of each request in one batch, T = B * N rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from graphkit.config import is_int, require_int, require_type
 from graphkit.engine.kv.contracts import require_device
+from graphkit.engine.kv.recurrent_rows import (
+    RecurrentInputs,
+    ScanRows,
+    States,
+    StateSlots,
+    by_node,
+    chosen_states,
+    in_order,
+    scan_rows,
+    state_slots,
+)
+from graphkit.engine.kv.scanned import ScannedStates, ScanShape
 from graphkit.errors import AttentionError, ConfigError, short_repr
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
-from graphkit.ops.tree import parents_and_depths
-
-States = Mapping[str, torch.Tensor]
-"""One tensor per kind of state, ``[B, *shape]``."""
-
-
-class RecurrentInputs(Protocol):
-    """Fields of a mode's inputs that ``RecurrentStatePool.slots`` reads."""
-
-    req_pool_indices: torch.Tensor
-    lengths: torch.Tensor | None
-    width: int | None
-
-    @property
-    def batch_size(self) -> int:
-        """Requests, pads included (B)."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows, pads included (T)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlots:
-    """Slots of the states that one batch reads and writes.
-
-    Attributes:
-        before: [B, N] int64, slot of the state before each node: the state of its parent, or
-            the committed state for a root.
-        after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
-            there it is the committed state's and must not be written.
-        order: [B, N] int64, an order of each request's nodes in which every node follows its
-            parent; ``None`` for chains, whose nodes are in that order.
-        packed: Set in a prefill, where requests have different numbers of rows: the place of each
-            row in [B, N], int64 [T]. N is the largest number. Places behind the last row of a
-            request have no row; a state does not change there, so that the last place has the
-            state after the last row.
-        is_row: [B, N] bool, whether a place has a row; set with ``packed``.
-    """
-
-    before: torch.Tensor
-    after: torch.Tensor
-    order: torch.Tensor | None = None
-    packed: torch.Tensor | None = None
-    is_row: torch.Tensor | None = None
+from graphkit.ops.recurrent import causal_conv
 
 
 class RecurrentStatePool:
@@ -76,6 +42,10 @@ class RecurrentStatePool:
     from the initial state, zeros. Buffers keep their addresses for the life of the pool, so
     captured graphs may hold them.
 
+    A layer that runs all nodes of a step in one launch calls ``convolve`` and ``scanned.scan``
+    with the ``scan_rows`` of the batch. Of the state of ``recurrence``, the pool keeps what the
+    nodes add, and not the states after them.
+
     Args:
         size: Request rows, as in ``ReqToTokenPool``.
         width: Most nodes per request in one step (W), the width of TARGET_VERIFY.
@@ -84,6 +54,11 @@ class RecurrentStatePool:
         shapes: Shape of one state of one layer by kind, such as
             ``{"conv": (dim, kernel - 1), "ssm": (heads, head_dim, state_size)}``.
         dtypes: Dtype of every kind, or one by kind.
+        recurrence: The linear recurrence of all layers, whose state is one of the kinds; ``None``
+            for states after each node of all kinds.
+
+    Attributes:
+        scanned: States of ``recurrence``; ``None`` without.
 
     Raises:
         ConfigError: An argument is out of range or has a wrong type, or ``dtypes`` lacks a kind.
@@ -104,6 +79,7 @@ class RecurrentStatePool:
         *,
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+        recurrence: ScanShape | None = None,
     ) -> None:
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
@@ -111,6 +87,11 @@ class RecurrentStatePool:
         self.size, self.width, self.layer_num = size, width, layer_num
         device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
+        self.scanned: ScannedStates | None = None
+        if recurrence is not None:
+            kind = recurrence.kind
+            self.scanned = ScannedStates(size, width, layer_num, device, recurrence, dtypes[kind])
+            shapes = {other: shape for other, shape in shapes.items() if other != kind}
         self._layers = [
             {
                 kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
@@ -119,21 +100,32 @@ class RecurrentStatePool:
             for _ in range(layer_num)
         ]
         self._buffers = [buffer for buffers in self._layers for buffer in buffers.values()]
-        self.device = self._buffers[0].device
-        self._table = buffer_table(self._buffers)
-        self._node = torch.arange(width, device=self.device)
+        self._table = buffer_table(self._buffers) if self._buffers else None
+        self.device = torch.zeros(0, device=device).device  # with its index
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the states of every row by kind and layer, such as ``ssm.0``.
 
         Declare them as the ``mutable_state`` of a step. They are views of the buffers,
         ``[size + 1, W + 1, *shape]``: the committed state of a row, and those after its nodes.
+        Of ``recurrence`` they are the committed state and that after a prompt, ``[size + 1, 2,
+        *shape]``, and what is kept of the nodes.
         """
-        return {
+        named = {
             f"{kind}.{layer}": buffer.unflatten(0, (self.size + 1, self.width + 1))
             for layer, buffers in enumerate(self._layers)
             for kind, buffer in buffers.items()
         }
+        return named if self.scanned is None else named | self.scanned.tensors()
+
+    def committed(self) -> dict[str, torch.Tensor]:
+        """Return the committed states of every row by kind and layer, ``[size + 1, *shape]``."""
+        named = {
+            f"{kind}.{layer}": buffer[:: self.width + 1]
+            for layer, buffers in enumerate(self._layers)
+            for kind, buffer in buffers.items()
+        }
+        return named if self.scanned is None else named | self.scanned.committed()
 
     def state(self, layer: int, kind: str) -> torch.Tensor:
         """Return the buffer of one kind of state of one layer, ``[(size + 1) * (W + 1), *shape]``.
@@ -170,43 +162,36 @@ class RecurrentStatePool:
             AttentionError: Requests have different numbers of rows, or a tree has more than W
                 nodes.
         """
-        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
-        requests, rows = inputs.batch_size, inputs.num_tokens
-        if inputs.lengths is not None:
-            return self._packed_slots(inputs, inputs.lengths)
-        nodes = rows // requests if requests else 0
-        if nodes * requests != rows or (mask is not None and nodes > self.width):
-            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
-            raise AttentionError(
-                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
-                f"per request{limit}."
-            )
-        committed = inputs.req_pool_indices[:, None] * (self.width + 1)
-        if mask is None:
-            return StateSlots(*self._chain(committed, nodes))
-        node = self._node[:nodes]
-        parents, depths = parents_and_depths(mask[:, :, :nodes])
-        order = depths.argsort(dim=1, stable=True)
-        return StateSlots(committed + 1 + parents, committed + 1 + node, order)
+        return state_slots(inputs, self.width)
 
-    def _chain(self, committed: torch.Tensor, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots before and after the nodes of chains, from those committed, [B, 1]."""
-        node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
-        return committed + node.clamp(min=0), committed + (node + 1).clamp(min=0)
+    def scan_rows(self, inputs: RecurrentInputs) -> ScanRows:
+        """Return where the rows of a batch are, for ``convolve`` and ``scanned.scan``.
 
-    def _packed_slots(self, inputs: RecurrentInputs, lengths: torch.Tensor) -> StateSlots:
-        """Return the slots of the packed rows of a prefill."""
-        nodes, rows, device = inputs.width or 1, inputs.num_tokens, lengths.device
-        ends = lengths.cumsum(0)
-        row = torch.arange(rows, device=device)
-        owner = torch.searchsorted(ends, row, right=True)
-        before, after = self._chain(inputs.req_pool_indices[:, None] * (self.width + 1), nodes)
-        return StateSlots(
-            before,
-            after,
-            packed=owner * nodes + row - (ends - lengths)[owner],
-            is_row=torch.arange(nodes, device=device) < lengths[:, None],
-        )
+        Enqueues only; may be captured. A chain of more than W nodes is a prompt, after which the
+        pool has the state after its last row alone.
+
+        Raises:
+            AttentionError: See ``slots``.
+        """
+        return scan_rows(inputs, self.width)
+
+    def convolve(
+        self,
+        layer: int,
+        kind: str,
+        rows: ScanRows,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        silu: bool,
+        columns: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run ``graphkit.ops.recurrent.causal_conv`` over inputs, [T, M], and a kind of state."""
+        states = self.state(layer, kind)
+        return causal_conv(
+            states, rows.rows, rows.begins, rows.parents, x, weight, bias, rows.nodes, self.width,
+            silu, columns,
+        )  # fmt: skip
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``.
@@ -261,36 +246,40 @@ class RecurrentStatePool:
         """
         nodes = slots.after.shape[1]
         before, after, order = slots.before, slots.after, slots.order
-        by_node = [_by_node(tensor, slots) for tensor in rows]
+        nodes_of = [by_node(tensor, slots) for tensor in rows]
         if order is not None:
             before, after = before.gather(1, order), after.gather(1, order)
-            by_node = [_in_order(tensor, order) for tensor in by_node]
+            nodes_of = [in_order(tensor, order) for tensor in nodes_of]
         outputs = []
         states: States = {}
         for node in range(nodes):
             if node == 0 or order is not None:
                 states = self.load(layer, before[:, node])
-            new, output = update(states, *(tensor[:, node] for tensor in by_node))
-            states = new if slots.is_row is None else _where(slots.is_row[:, node], new, states)
+            new, output = update(states, *(tensor[:, node] for tensor in nodes_of))
+            states = (
+                new if slots.is_row is None else chosen_states(slots.is_row[:, node], new, states)
+            )
             if node >= nodes - self.width:
                 self.store(layer, after[:, node], states)
             outputs.append(output)
         stacked = torch.stack(outputs, 1)
         if order is not None:
-            stacked = _in_order(stacked, order.argsort(1))
+            stacked = in_order(stacked, order.argsort(1))
         flat = stacked.flatten(0, 1)
         return flat if slots.packed is None else flat[slots.packed]
 
     def reset(self, req_pool_indices: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to the initial state, zeros."""
+        if self.scanned is not None:
+            self.scanned.reset(req_pool_indices)
         # Slot 0 is the committed state of the pad rows, which nothing writes.
         self._copy(req_pool_indices, torch.zeros_like(req_pool_indices))
 
     def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
         """Copy the states after ``nodes`` over the committed ones, in every layer.
 
-        Two launches on the current stream for any number of layers. Never synchronises; may be
-        captured. Pad rows, row 0, keep the initial state.
+        Two launches on the current stream for any number of layers, and one for ``recurrence``.
+        Never synchronises; may be captured. Pad rows, row 0, keep the initial state.
 
         Args:
             req_pool_indices: [B] int64, request rows; each at most once, except row 0.
@@ -300,32 +289,14 @@ class RecurrentStatePool:
             AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a row or
                 node is out of range. On CUDA such a pair copies nothing, or another node's state.
         """
+        if self.scanned is not None:
+            self.scanned.commit(req_pool_indices, nodes)
         source = req_pool_indices * (self.width + 1) + 1 + nodes
         self._copy(req_pool_indices, torch.where(req_pool_indices == 0, 0, source))
 
     def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
-        move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
-
-
-def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return rows, [B, N, ...], each request's in the order of indices [B, N]."""
-    return rows[torch.arange(len(order), device=order.device)[:, None], order]
-
-
-def _by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
-    """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
-    if slots.packed is None:
-        return rows.reshape(*slots.after.shape, *rows.shape[1:])
-    places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
-    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
-
-
-def _where(chosen: torch.Tensor, new: States, old: States) -> States:
-    """Return the new states of the chosen requests, bool [B], and the old ones of the others."""
-    return {
-        kind: torch.where(chosen.view(-1, *[1] * (new[kind].dim() - 1)), new[kind], state)
-        for kind, state in old.items()
-    }
+        if self._table is not None:
+            move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
 
 
 def _checked_dtypes(

@@ -19,6 +19,7 @@ from graphkit.engine.step.spec_step import SpecStep
 from graphkit.graphs import Backend
 from graphkit.graphs.devices import copied_to, to_device
 from graphkit.ops.logits import bitmask_words
+from graphkit.ops.recurrent import CHUNK
 from graphkit.runners.capture_checks import check_attention
 
 LONGEST_WAIT = 30_000
@@ -57,7 +58,8 @@ class Admission:
         the first one are. There are up to ``chunked_prefill_size`` tokens in all. Half of them
         belong to the prompt that was admitted first, the others to the shortest ones; what one side
         leaves, the other takes. So a long prompt neither holds up the short ones behind it nor
-        waits for all of them.
+        waits for all of them. With recurrent layers, prompts are cut at multiples of 64 positions
+        if ``chunked_prefill_size`` is at least 64, because their kernels begin a chunk at each.
 
         Args:
             prefills: Prompts that are not complete, in order of admission.
@@ -69,7 +71,10 @@ class Admission:
         if is_output:
             budget = min(budget, self._step.verifier.most_step_rows)
         if not self._packs or (is_output and self._is_recurrent):
-            return [(first, min(self._left(first), budget))]
+            left = self._left(first)
+            count = min(left, budget)
+            is_cut = self._is_recurrent and not is_output and count < left
+            return [(first, count - count % CHUNK if is_cut and count >= CHUNK else count)]
         others = [prompt for prompt in others if self._is_output(prompt) == is_output]
         counts = {first: min(self._left(first), budget - budget // 2)}
         room = budget - counts[first]
@@ -79,6 +84,13 @@ class Admission:
             counts[prompt] = min(self._left(prompt), room)
             room -= counts[prompt]
         counts[first] += min(self._left(first) - counts[first], room)
+        if self._is_recurrent and budget >= CHUNK:
+            whole = {
+                prompt: count if count == self._left(prompt) else count - count % CHUNK
+                for prompt, count in counts.items()
+            }
+            counts = {prompt: count for prompt, count in whole.items() if count}
+            counts = counts or {first: min(self._left(first), CHUNK)}
         return [(prompt, counts[prompt]) for prompt in (first, *others) if prompt in counts]
 
     def _is_output(self, prompt: Prefill) -> bool:

@@ -206,11 +206,12 @@ class SpecStep:
         ``future map`` tensors exist from the first prefill on. ``recurrent`` ones are the committed
         states, as views.
         """
-        stashed = self.context.future_map.tensors()
+        stashed, recurrent = self.context.future_map.tensors(), self.verifier.recurrent_state
+        committed = {} if recurrent is None else recurrent.committed()
         return {
             **self.state.tensors(),
             **{f"future map {name}": tensor for name, tensor in stashed.items()},
-            **{name: states[:, 0] for name, states in self._recurrent_tensors().items()},
+            **{f"recurrent {name}": states for name, states in committed.items()},
         }
 
     def _recurrent_tensors(self) -> dict[str, torch.Tensor]:

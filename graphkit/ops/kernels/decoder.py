@@ -130,6 +130,48 @@ def row_block(width: int) -> dict[str, int]:
     return {"WIDTH": width, "BLOCK": block, "num_warps": min(32, max(1, block // 128))}
 
 
+@triton.jit
+def gated_rms_norm_kernel(
+    out, x, gate, weight, columns, eps, gate_row, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, SHARED: tl.constexpr, GATE_FIRST: tl.constexpr, SIGMOID: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row and group of columns."""
+    wait_for_kernel_before(STARTS_EARLY)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
+    inside, column = lane < SIZE, group * SIZE + lane
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    place = column.to(tl.int64)
+    if columns is not None:
+        place = tl.load(columns + column, mask=inside, other=0)
+    gates = tl.load(gate + row * gate_row + place, mask=inside, other=0.0).to(tl.float32)
+    factor = 1.0 / (1.0 + tl.exp(-gates))
+    if not SIGMOID:
+        factor = gates * factor
+    if GATE_FIRST:
+        value = value * factor
+    value = value * tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+    own = lane if SHARED else column
+    value = value * tl.load(weight + own, mask=inside, other=0.0).to(tl.float32)
+    if not GATE_FIRST:
+        value = value * factor
+    tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+def launch_gated_rms_norm(args: Any, out: torch.Tensor) -> None:
+    """Launch ``gated_rms_norm``."""
+    rows, width = args.x.shape
+    gate = args.gate if args.gate.stride(1) == 1 else args.gate.contiguous()
+    block = triton.next_power_of_2(args.size)
+    launch(
+        gated_rms_norm_kernel, (rows, width // args.size), args, out=out, gate=gate,
+        gate_row=gate.stride(0), WIDTH=width, SIZE=args.size, BLOCK=block,
+        SHARED=len(args.weight) == args.size, GATE_FIRST=args.gate_first, SIGMOID=args.sigmoid,
+        num_warps=min(16, max(1, block // 256)),
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def embed_and_join_kernel(
     out, ids, embedding, hidden, embedding_norm, hidden_norm, eps, tokens, WIDTH: tl.constexpr,

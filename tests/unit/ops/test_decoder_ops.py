@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from graphkit import AttentionError, InputError
-from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.decoder import (
+    add_rms_norm,
+    embed_and_join,
+    gated_rms_norm,
+    rms_norm,
+    silu_and_mul,
+)
 from graphkit.ops.heads import ProjectedHeads, rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import decoder, heads as head_kernels
 from graphkit.ops.kv_cache import FP8, store_kv
@@ -40,6 +46,12 @@ def cases():
         parts = random(3, rows, width, dtype=torch.float32)
         yield add_rms_norm, (parts, residual, weight, 1e-5)
         yield silu_and_mul, (3 * random(rows, 2 * width, dtype=dtype),)
+        gate, columns = random(rows, width + 5, dtype=dtype), torch.randperm(width)
+        for gate_first, sigmoid in product((False, True), repeat=2):
+            one = random(width // 8 or 1, dtype=dtype)  # a weight for all groups
+            order = columns if sigmoid else None
+            yield gated_rms_norm, (x, gate, weight, 1e-5, len(one), gate_first, sigmoid, order)
+            yield gated_rms_norm, (x, gate, one, 1e-5, len(one), gate_first, sigmoid, order)
         both = random(rows, 2 * width, dtype=dtype)
         yield add_rms_norm, (x, both[:, width:], weight, 1e-5)  # a view with spaced rows
     for dtype, rows, width in product(DTYPES, (0, 1, 3, 8), (24, 64, 96, 2304)):

@@ -24,7 +24,7 @@ from graphkit.ops.target_probs import target_probs
 MODULES = (
     "accepted_path", "decoder", "device_loop", "draft_length", "experts", "heads", "kv_cache",
     "linear", "logits", "ngram", "paged_attention", "paged_metadata", "processors",
-    "quantized_linear", "refresh",
+    "quantized_linear", "recurrent", "refresh",
     "rejection", "rows", "sampling", "step_rows", "step_state", "stored_tokens", "target_probs",
     "tree", "tree_growth", "verification",
 )  # fmt: skip

@@ -1,0 +1,164 @@
+"""States of recurrent layers that run all nodes of a step in one launch.
+
+What each node adds to a state is kept instead of the state after it. Per node and layer, in bytes:
+
+==============================  ==================  ===========  ==========
+layer                           shape               state        kept
+==============================  ==================  ===========  ==========
+gated delta rule (Qwen3-Next)   32 x 128 x 128      2,097,152    24,704
+Kimi Delta Attention            32 x 128 x 128      2,097,152    49,152
+Mamba 2 (2.7B)                  80 x 64 x 128       2,621,440    21,312
+Mamba (2.8B)                    5,120 x 16          327,680      41,024
+==============================  ==================  ===========  ==========
+
+A step reads the state of each request once, and writes what it keeps. A commit reads both for the
+accepted path and writes the state. So a step moves three times the bytes of the state, and little
+more, whatever its number of nodes. The states of convolutions are kept after each node: those of
+Qwen3-Next have 65,536 bytes.
+
+Suffixes: B requests, N nodes of each, T rows, W most nodes, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.engine.kv.recurrent_rows import ScanRows
+from graphkit.ops.inference import allocates
+from graphkit.ops.kv_cache import buffer_table, move_kv
+from graphkit.ops.recurrent import commit_scans, linear_scan, scan_table, update_size
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """The linear recurrence of a layer, see ``graphkit.ops.recurrent.linear_scan``.
+
+    Attributes:
+        kind: Name of the state.
+        heads: Heads of values (H).
+        groups: Heads of keys (G).
+        keys: Elements of a key (K).
+        values: Elements of a value (V).
+        decays: Decays of a head: 1, one for each key, or one for each value.
+        transposed: Whether a state is [H, V, K].
+        has_weight: Whether the decays of values are multiplied with a weight.
+    """
+
+    kind: str
+    heads: int
+    groups: int
+    keys: int
+    values: int
+    decays: int = 1
+    transposed: bool = False
+    has_weight: bool = False
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Shape of the state of one request."""
+        sides = (self.values, self.keys) if self.transposed else (self.keys, self.values)
+        return self.heads, *sides
+
+    @property
+    def update(self) -> int:
+        """Numbers that are kept of each node."""
+        return update_size(self.heads, self.groups, self.keys, self.values, self.decays)
+
+
+class ScannedStates:
+    """States of one linear recurrence in all layers, and what the nodes of a step add to them.
+
+    Slot ``2 * row`` has the committed state of a request row, slot ``2 * row + 1`` that after the
+    rows of a prompt. Buffers keep their addresses, so captured graphs may hold them.
+
+    Args:
+        size: Request rows.
+        width: Most nodes per request in one step (W).
+        layer_num: Layers.
+        device: Device of the buffers.
+        shape: The recurrence.
+        dtype: Data type of the states.
+    """
+
+    @allocates
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        layer_num: int,
+        device: torch.device | str,
+        shape: ScanShape,
+        dtype: torch.dtype,
+    ) -> None:
+        self.shape = shape
+        layers, rows = range(layer_num), size + 1
+        single = {"dtype": torch.float32, "device": device}
+        self.states = [
+            torch.zeros(2 * rows, *shape.state, dtype=dtype, device=device) for _ in layers
+        ]
+        self._updates = [torch.zeros(rows, width, shape.update, **single) for _ in layers]  # type: ignore[call-overload]
+        weights = layers if shape.has_weight else ()
+        self._weights = [torch.zeros(*shape.state, **single) for _ in weights]  # type: ignore[call-overload]
+        self._parents = torch.full((rows, width), -1, dtype=torch.int64, device=device)
+        self._copies = buffer_table(self.states)
+        self._table = scan_table(self.states, self._updates, self._weights)
+
+    def committed(self) -> dict[str, torch.Tensor]:
+        """Return the committed state of each row, [rows, ...], by kind and layer."""
+        return {f"{self.shape.kind}.{n}": state[::2] for n, state in enumerate(self.states)}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every buffer by name, [rows, ...]: a row's two states, and what nodes add."""
+        kind = self.shape.kind
+        named = {f"{kind}.{n}": state.unflatten(0, (-1, 2)) for n, state in enumerate(self.states)}
+        named |= {f"{kind}.{n} updates": kept for n, kept in enumerate(self._updates)}
+        named |= {f"{kind}.{n} weight": weight for n, weight in enumerate(self._weights)}
+        return {**named, f"{kind} parents": self._parents}
+
+    def scan(
+        self,
+        layer: int,
+        rows: ScanRows,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor | None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Run the recurrence of a layer over the rows of a batch; enqueues only.
+
+        Args:
+            layer: The layer.
+            rows: The rows of the batch.
+            query: As of ``linear_scan``, like all that follow.
+            key: Keys.
+            value: Values.
+            decay: Decays.
+            beta: How much of what a state lacks is added.
+            **options: Further options.
+
+        Returns:
+            The outputs, [T, H, V].
+        """
+        weight = self._weights[layer] if self._weights else None
+        return linear_scan(
+            self.states[layer], self._updates[layer], self._parents, weight, rows.rows, rows.begins,
+            rows.parents, rows.order, query, key, value, decay, beta, rows.nodes,
+            transposed=self.shape.transposed, starts=rows.starts, **options,
+        )  # fmt: skip
+
+    def reset(self, rows: torch.Tensor) -> None:
+        """Set the committed states of rows, int64 [B], to zeros, those of the pad row."""
+        move_kv(self.states, self._copies, 2 * rows, torch.zeros_like(rows))
+
+    def commit(self, rows: torch.Tensor, nodes: torch.Tensor) -> None:
+        """Add what the path to a node of each request adds, or take the state after a prompt."""
+        shape = self.shape
+        commit_scans(
+            self.states, self._updates, self._weights, self._table, self._parents, rows, nodes,
+            shape.groups, shape.decays, shape.transposed,
+        )  # fmt: skip
