@@ -62,6 +62,9 @@ class EngineThread:
         max_waiting: int | None = None,
     ) -> None:
         require_type("EngineThread", "engine", engine, SpeculativeEngine, "a SpeculativeEngine")
+        if tokenizer is not None:
+            decoder = "an object with decode, or None"
+            require_type("EngineThread", "tokenizer", tokenizer, TokenDecoder, decoder)
         if max_waiting is not None and (not is_int(max_waiting) or max_waiting < 1):
             raise ConfigError(
                 f"EngineThread.max_waiting must be an int above 0 or None, got {max_waiting}.",

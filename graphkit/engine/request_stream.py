@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
+from graphkit.config import require_type
 from graphkit.engine.request import Request
 from graphkit.errors import ConfigError, short_repr
 
@@ -149,6 +150,7 @@ class RequestStream:
 _INCOMPLETE = "\ufffd"
 
 
+@runtime_checkable
 class TokenDecoder(Protocol):
     """Converts token ids to text, such as ``graphkit.models.FolderTokenizer``."""
 
@@ -181,12 +183,16 @@ class TextStream:
         is_stopped: Whether a stop string ended the text.
 
     Raises:
-        ConfigError: ``stop`` is not a collection of strings, or has an empty one.
+        ConfigError: An argument has a wrong type, or a stop string is empty.
     """
 
     def __init__(
         self, tokenizer: TokenDecoder, prompt_ids: Sequence[int] = (), stop: Collection[str] = ()
     ) -> None:
+        require_type("TextStream", "tokenizer", tokenizer, TokenDecoder, "an object with decode")
+        ids_type = "a sequence of token ids"
+        require_type("TextStream", "prompt_ids", prompt_ids, Sequence, ids_type)
+        require_type("TextStream", "stop", stop, Collection, "a collection of strings")
         if isinstance(stop, str) or not all(isinstance(string, str) for string in stop):
             raise ConfigError(
                 f"stop must be a collection of strings, got {short_repr(stop)}.", field="stop"

@@ -353,7 +353,7 @@ def delete_a_shard(folder):
         (cut_a_shard, (), "is not a valid safetensors file"),
         (delete_a_shard, (), "contains no model-"),
         (delete_weights, (), "contains none of model.safetensors"),
-        (delete("chat_template.jinja"), ("--chat",), "cannot make a chat of a user message"),
+        (delete("chat_template.jinja"), ("--chat",), "cannot make a chat of the messages"),
         (write("chat_template.jinja", b"{% if %}"), ("--chat",), "TemplateSyntaxError"),
         (write("chat_template.jinja", b"{{ 1 // 0 }}"), ("--chat",), "ZeroDivisionError"),
         (write("chat_template.jinja", b"\xff"), ("--chat",), "UnicodeDecodeError"),

@@ -36,6 +36,7 @@ COMMANDS = {
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
     "record": {
         "SCRIPT", "-m", "--out", "--audit", "--every", "--json", "--fail-on", "--find-fault",
+        "--lock", "--check",
     },
     "generate": CHECKPOINT | {
         "--max-context-len", "--prompt", "--prompts", "--chat", "--generation",

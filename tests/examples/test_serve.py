@@ -122,6 +122,7 @@ def test_a_full_queue_is_an_answer(engine):
 @pytest.mark.slow
 def test_a_thousand_requests_of_which_some_are_cut_leave_nothing(engine):
     count, max_tokens = 1000, 16
+    before = [value for value in gc.get_objects() if type(value) is gk.Request]
 
     async def ask(client, number):
         letter = "bcdefghi"[number % 8]
@@ -151,7 +152,8 @@ def test_a_thousand_requests_of_which_some_are_cut_leave_nothing(engine):
     assert stats.finished[gk.FinishReason.ABORTED] > 0
     assert stats.running == stats.waiting == engine.memory.held_slots == 0
     gc.collect()
-    kept = [type(value) for value in gc.get_objects()]
-    assert kept.count(gk.RequestStream) == 0
-    assert kept.count(gk.Request) <= engine.sizes.max_batch_size, "those of the last batch"
+    kept = [value for value in gc.get_objects() if type(value) is gk.Request]
+    own = [value for value in kept if value not in before]  # other tests may hold some
+    assert len(own) <= engine.sizes.max_batch_size, "those of the last batch"
+    assert not any(type(value) is gk.RequestStream for value in gc.get_objects())
     assert "graphkit engine" not in {thread.name for thread in threading.enumerate()}

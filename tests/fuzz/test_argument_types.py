@@ -80,6 +80,15 @@ def whole_step() -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Digits:
+    def decode(self, ids):
+        return "".join(map(str, ids))
+
+
+def close_thread(**options):
+    gk.EngineThread(**options).close()
+
+
 @cache
 def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return every call by name: a callable and its valid arguments."""
@@ -235,10 +244,12 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             {
                 "target": engine_model, "drafter": gk.NgramDrafter(), "spec": SPEC, "sizes": SIZES,
                 "batch_sizes": [2], "device": "cpu", "backend": None, "generation": None,
-                "steps_per_launch": 2, "chunked_prefill_size": 8, "bos_token_id": None, "seed": 0,
-                "debug": False,
+                "steps_per_launch": 2, "chunked_prefill_size": 8, "prefill_sizes": None,
+                "bos_token_id": None, "seed": 0, "debug": False,
             },
         ),
+        "EngineThread": (close_thread, {"engine": engine, "tokenizer": None, "max_waiting": None}),
+        "TextStream": (gk.TextStream, {"tokenizer": Digits(), "prompt_ids": [1], "stop": ["9"]}),
         "TokenSlotAllocator": (
             gk.TokenSlotAllocator, {"size": 2, "page_size": 1, "device": "cpu"},
         ),
@@ -303,8 +314,8 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 MADE_BY_GRAPHKIT = {
-    "CapturedFunction", "SpecStep", "RequestState", "StagedBatch", "StagedCall", "StepReport",
-    "StepStream", "Verifier",
+    "CapturedFunction", "RequestState", "RequestStream", "SpecStep", "StagedBatch", "StagedCall",
+    "StepReport", "StepStream", "Verifier",
 }  # fmt: skip
 """Classes whose instances graphkit makes."""
 WITHOUT_ARGUMENTS = {

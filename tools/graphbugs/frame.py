@@ -20,7 +20,7 @@ from graphkit.audit.foreign import AuditOptions, following
 from graphkit.audit.foreign.audits.device import CudaDevice, host_bytes
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 from graphkit.audit.foreign.hooks import observe_captures, observe_replays
-from graphkit.graphs import attribution, environment as environment_of, inspect_graph
+from graphkit.graphs import driver, environment as environment_of, inspect_graph
 from graphkit.graphs.capture_state import compilation_disabled, recording
 from graphkit.graphs.host_calls import HostCallsMode
 from graphkit.graphs.operations import tensors_in
@@ -211,10 +211,10 @@ def audited(path: Path, report: Path) -> AuditReport:
     new_device: Any = RecorderDevice if on_cpu else CudaDevice.current
     audit = ProgramAudit(AuditOptions(report=report, every=1), None, new_device)
     RecorderDevice.graphs = []
-    before = attribution.captured_node_counter
+    before = driver.captured_node_counter
     if on_cpu:
         _graph_class = type("RecordedCUDAGraph", (RecordedCUDAGraph,), {})
-        attribution.captured_node_counter = lambda: RecorderDevice.counter
+        driver.captured_node_counter = lambda: RecorderDevice.counter
     observe_captures(_graph_class, audit.new_capture)
     observe_replays(_graph_class, lambda: audit)
     following._audits[:] = [audit]
@@ -223,7 +223,7 @@ def audited(path: Path, report: Path) -> AuditReport:
         with torch.no_grad() if on_cpu else nullcontext():
             load(path).program()
     finally:
-        attribution.captured_node_counter = before
+        driver.captured_node_counter = before
         following._audits.clear()
     audit.end()
     return audit.results.report()

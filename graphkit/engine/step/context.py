@@ -112,8 +112,11 @@ class EngineContext:
         require_type(owner, "check", options.check, (bool, NoneType), "True, False or None")
         if options.chunked_prefill_size is not None:
             require_int(owner, "chunked_prefill_size", options.chunked_prefill_size)
-        for count in options.prefill_sizes or ():
-            require_int(owner, "prefill_sizes", count)
+        if options.prefill_sizes is not None:
+            sizes_type = "a sequence of ints above 0, or None"
+            require_type(owner, "prefill_sizes", options.prefill_sizes, Sequence, sizes_type)
+            for count in options.prefill_sizes:
+                require_int(owner, "prefill_sizes", count)
         require_int(owner, "ring_entries", options.ring_entries)
         target.check_kv_pools()
         target.check_recurrent_state(spec)
