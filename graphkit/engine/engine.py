@@ -345,7 +345,7 @@ class SpeculativeEngine:
 
         Raises:
             InputError: ``request`` is not a ``Request``, or belongs to another engine, or
-                ``reason`` is none of these.
+                ``reason`` is another one.
             ReplayError: The engine is closed.
         """
         self._check_open()

@@ -19,8 +19,8 @@ MOST_REQUESTS = 8
 """Most requests of a captured prefill. Attention has a program for each tile of all tokens of each
 of them, and most of these programs end at once."""
 SIZES = (64, 128, 192, 256, 384, 512, 1024, 2048)
-"""Numbers of tokens that are captured on CUDA. Below 512 tokens the host takes longer to launch the
-kernels than the device to run them."""
+"""Numbers of tokens that are captured on CUDA. Few tokens take the device less time than the host
+needs to launch their kernels."""
 
 logger = logging.getLogger(__name__)
 
