@@ -123,16 +123,15 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
             logger.warning("Prompts run without graphs: %s", error)
 
     def tokens_within(self, microseconds: float) -> int:
-        """Return the most tokens whose graph runs in a time, or 512 without such a graph.
+        """Return the most tokens whose graph runs in a time, or 0 without such a graph.
 
         Waits for the device. Pads run, without attention: the times are those of short prompts.
         """
-        tokens = 512
-        if self.status == "captured":
-            with self.without_stats(), self.buffers.replays_of_pads():
-                times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
-            tokens = max([tokens, *(size for size, time in times.items() if time <= microseconds)])
-        return tokens
+        if self.status != "captured":
+            return 0
+        with self.without_stats(), self.buffers.replays_of_pads():
+            times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
+        return max((size for size, time in times.items() if time <= microseconds), default=0)
 
     def holds(self, batch: PrefillBatch) -> bool:
         """Return whether a graph can run a batch."""
