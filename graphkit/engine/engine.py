@@ -85,8 +85,8 @@ class SpeculativeEngine:
         steps_per_launch: Most steps of one launch of v3. In all generations, KV slots are reserved
             for so many steps at a time, or for fewer if the pool is short.
         chunked_prefill_size: Most prompt tokens per forward, of all requests together. ``None``
-            selects 2,048 on CUDA, of which a forward beside running requests takes as many as its
-            graph runs within 30 ms, and 512 elsewhere.
+            selects 512, and on CUDA 2,048 while no request runs. Beside running requests a forward
+            takes more than 512 tokens only if a graph runs them within 30 ms.
         prefill_sizes: Numbers of prompt tokens to capture, ascending. A forward of up to the
             largest number then replays a graph. ``None`` selects a list from 64 to 2,048 on CUDA,
             and none elsewhere. Targets with recurrent layers, attention that plans on the host and
@@ -345,7 +345,7 @@ class SpeculativeEngine:
 
         Raises:
             InputError: ``request`` is not a ``Request``, or belongs to another engine, or
-                ``reason`` is none of these.
+                ``reason`` is another one.
             ReplayError: The engine is closed.
         """
         self._check_open()

@@ -75,7 +75,7 @@ class PrometheusCollector:
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` is none of these, the prefix is no name, or ``prometheus_client`` is
+        ConfigError: ``source`` has another type, the prefix is no name, or ``prometheus_client`` is
             not installed.
     """
 

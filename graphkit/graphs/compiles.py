@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from graphkit.graphs.source_lines import caller_line
 
@@ -54,30 +55,19 @@ class CompileWatch:
     def __init__(self, on_compile: Callable[[Compile], object] | None = None) -> None:
         self.compiles: list[Compile] = []
         self._on_compile = on_compile or _log
-        self._is_on = self._is_installed = False
 
     def start(self) -> None:
         """Begin to watch, if Triton is imported."""
-        self._is_on = True
-        if self._is_installed or "triton" not in sys.modules:
-            return
-        from triton import knobs
-
-        before, self._is_installed = knobs.runtime.jit_post_compile_hook, True
-
-        def hook(**facts: Any) -> Any:
-            if self._is_on:
-                with suppress(Exception):  # another version of Triton may pass other facts
-                    self._note(facts)
-            return None if before is None else before(**facts)
-
-        knobs.runtime.jit_post_compile_hook = hook
+        if "triton" in sys.modules:
+            _watches.add(self)
+            _install_hook()
 
     def stop(self) -> None:
-        """Stop to watch. The hook stays, because others may have been set after it."""
-        self._is_on = False
+        """Stop watching."""
+        _watches.discard(self)
 
-    def _note(self, facts: Mapping[str, Any]) -> None:
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Note a compile from what Triton passes to its hook."""
         kernel, compiled = facts["fn"], facts["compile"]
         names = getattr(kernel.jit_function, "arg_names", ())
         parts = [f"{name}: {kind}" for name, kind in compiled["signature"].items()]
@@ -90,6 +80,30 @@ class CompileWatch:
         found = Compile(kernel.name, ", ".join(shown), caller_line())
         self.compiles.append(found)
         self._on_compile(found)
+
+
+_watches: WeakSet[CompileWatch] = WeakSet()
+"""Watches that have started. One hook serves them all."""
+_hook: Callable[..., Any] | None = None
+"""The hook that notes compiles. It stays, since a program may set its own around it."""
+
+
+def _install_hook() -> None:
+    """Let Triton report each compile to the watches, unless it does."""
+    global _hook
+    from triton import knobs
+
+    before = knobs.runtime.jit_post_compile_hook
+    if before is not None and before is _hook:
+        return
+
+    def hook(**facts: Any) -> Any:
+        for watch in [*_watches] if hook is _hook else ():  # one that was replaced notes nothing
+            with suppress(Exception):  # another version of Triton may pass other facts
+                watch.note(facts)
+        return None if before is None else before(**facts)
+
+    _hook = knobs.runtime.jit_post_compile_hook = hook
 
 
 def _log(found: Compile) -> None:

@@ -214,7 +214,7 @@ class TargetKeys(LayerGroupAttention):
         target: The target's attention, whose pools it shares.
 
     Raises:
-        ConfigError: It is none of a ``TransformersModel``.
+        ConfigError: ``target`` is not the attention of a ``TransformersModel``.
     """
 
     def __init__(self, target: object) -> None:

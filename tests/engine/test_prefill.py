@@ -8,7 +8,8 @@ import torch
 from engine_runs import each_generation, finish, outputs
 from graphkit.engine import FinishReason, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
-from graphkit.engine.step import Drafter, NgramDrafter
+from graphkit.engine.step import Drafter, NgramDrafter, context as step_context
+from graphkit.engine.step.request_state import Prefill
 from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode
 
@@ -231,3 +232,13 @@ def test_prompts_of_a_forward_that_reads_the_host_run_eagerly(noting, task, capl
     requests = engine.generate(task.prompts[:4], SamplingParams(max_new_tokens=3))
     assert outputs(requests) == [text[:3] for text in task.expected[:4]]
     assert sum(map(sum, target.prefills)) == sum(map(len, task.prompts[:4]))
+
+
+def test_running_requests_wait_for_512_tokens_by_default(make_engine, monkeypatch):
+    """Where no graph of prompts says how long more take, as for recurrent targets on CUDA."""
+    monkeypatch.setattr(step_context, "most_prefill_tokens", lambda options: 2048)
+    engine = make_engine("NONE")
+    prompt = Prefill(1, SamplingParams(), 1, range(4000))
+    for is_anyone_running, count in ((False, 2048), (True, 512)):
+        chunks = engine._admission.chunks([prompt], is_anyone_running=is_anyone_running)
+        assert [tokens for _, tokens in chunks] == [count]

@@ -23,7 +23,10 @@ from graphkit.ops.recurrent import CHUNK
 from graphkit.runners.capture_checks import check_attention
 
 LONGEST_WAIT = 30_000
-"""Most microseconds that running requests wait for a forward of prompts, with default settings."""
+"""Most microseconds that running requests wait for a graph of prompts, with default settings."""
+LEAST_BESIDE = 512
+"""Prompt tokens of a forward beside running requests, by default, if no graph says how long more
+take."""
 
 
 class Admission:
@@ -42,8 +45,9 @@ class Admission:
     def __init__(self, spec_step: SpecStep, context_limit: int) -> None:
         options = spec_step.context.options
         self._step, self._chunk_size = spec_step, spec_step.context.most_prefill_tokens
-        self._chunk_beside = self._chunk_size
         self._is_default_size = options.chunked_prefill_size is None
+        most_beside = LEAST_BESIDE if self._is_default_size else self._chunk_size
+        self._chunk_beside = min(self._chunk_size, most_beside)
         self._context_limit = context_limit
         self._compares_attention = options.check is not False
         self._is_recurrent = spec_step.verifier.recurrent_state is not None
@@ -166,7 +170,8 @@ class Admission:
         if (prompts := self._step.prompts) is not None:
             prompts.capture_if_possible()
             if self._is_default_size and backend.device.type == "cuda":
-                self._chunk_beside = prompts.tokens_within(LONGEST_WAIT)
+                most = prompts.tokens_within(LONGEST_WAIT)
+                self._chunk_beside = max(self._chunk_beside, most)
 
     def close(self) -> None:
         """Close the graphs of prompts."""

@@ -19,8 +19,8 @@ MOST_REQUESTS = 8
 """Most requests of a captured prefill. Attention has a program for each tile of all tokens of each
 of them, and most of these programs end at once."""
 SIZES = (64, 128, 192, 256, 384, 512, 1024, 2048)
-"""Numbers of tokens that are captured on CUDA. Below 512 tokens the host takes longer to launch the
-kernels than the device to run them."""
+"""Numbers of tokens that are captured on CUDA. Few tokens take the device less time than the host
+needs to launch their kernels."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,16 +123,15 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
             logger.warning("Prompts run without graphs: %s", error)
 
     def tokens_within(self, microseconds: float) -> int:
-        """Return the most tokens whose graph runs in a time, or 512 without such a graph.
+        """Return the most tokens whose graph runs in a time, or 0 without such a graph.
 
         Waits for the device. Pads run, without attention: the times are those of short prompts.
         """
-        tokens = 512
-        if self.status == "captured":
-            with self.without_stats(), self.buffers.replays_of_pads():
-                times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
-            tokens = max([tokens, *(size for size, time in times.items() if time <= microseconds)])
-        return tokens
+        if self.status != "captured":
+            return 0
+        with self.without_stats(), self.buffers.replays_of_pads():
+            times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
+        return max((size for size, time in times.items() if time <= microseconds), default=0)
 
     def holds(self, batch: PrefillBatch) -> bool:
         """Return whether a graph can run a batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from types import SimpleNamespace
 
@@ -69,3 +70,21 @@ def test_an_engine_lists_compiles_after_its_capture():
         )  # fmt: skip
     compile_kernel()
     assert len(engine.late_compiles) == 1
+
+
+def test_many_watches_share_one_hook(monkeypatch):
+    """An engine has a watch: the hooks of thousands would not fit on the stack."""
+    depths = []
+
+    def depth(**_facts):
+        depths.append(len(inspect.stack(0)))
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", depth)
+    watches = [CompileWatch(lambda _found: None) for _ in range(3)]
+    for watch in watches:
+        watch.start()
+        compile_kernel()
+    assert len({*depths}) == 1
+    assert [len(watch.compiles) for watch in watches] == [3, 2, 1]
+    for watch in watches:
+        watch.stop()
