@@ -99,8 +99,10 @@ def join_paths_kernel(
     path = load_paths(
         mask, node, node < requests * MASK_ROWS, first_key, max_keys, MASK_COLUMNS, BLOCK_C, False
     )
-    place = tl.cumsum(path.to(tl.int32), 1) - 1
     column = tl.arange(0, BLOCK_C)[None, :]
+    # Triton 3.6 cannot scan an axis shorter than the elements of a thread.
+    entry = tl.trans(path.to(tl.int32))
+    place = tl.sum(tl.where(tl.trans(column) < column, entry, 0), 0)[None, :]
     end = before + tl.sum(tl.sum(path.to(tl.int32), 1), 0)
     begin = end * 0
     if WINDOW:
