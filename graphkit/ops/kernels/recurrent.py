@@ -21,6 +21,13 @@ warps. Both follow from the shape of a state alone.
 """
 MOST_VALUES = 64
 """Most values of a program of the scan. With fewer keys more programs run instead."""
+ROUNDS_PRODUCTS = {"enable_fp_fusion": False}
+"""Option of all launches: a product is rounded before it is added.
+
+The threads that share a sum add the same two products, each its own and then that of the other. If
+a thread fuses its own product into the addition, their sums differ, and what a node keeps is not
+what it has added to the state in other threads.
+"""
 
 
 @triton.jit
@@ -110,7 +117,7 @@ def launch_causal_conv(args: Any, out: torch.Tensor) -> None:
         causal_conv_kernel, (len(args.rows) * args.nodes, triton.cdiv(channels, block)), args,
         out=out, states=args.states, x=args.x, x_row=args.x.stride(0), x_column=args.x.stride(1),
         CHANNEL_COUNT=channels, COLUMNS=columns, TAPS=args.weight.shape[1], WIDTH=args.width,
-        SILU=args.silu, BLOCK=block, num_warps=max(1, block // 64),
+        SILU=args.silu, BLOCK=block, num_warps=max(1, block // 64), **ROUNDS_PRODUCTS,
     )  # fmt: skip
 
 
@@ -376,8 +383,9 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None =
         return
     grid = len(args.rows), heads, triton.cdiv(values, blocks["BLOCK_V"])
     launch(
-        linear_scan_kernel, grid, args, UPDATE=args.updates.shape[2], KIND=kind, **others, **blocks
-    )
+        linear_scan_kernel, grid, args, UPDATE=args.updates.shape[2], KIND=kind, **others,
+        **blocks, **ROUNDS_PRODUCTS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["limit"])
@@ -454,4 +462,5 @@ def launch_commit_scans(args: Any) -> None:
         any_state=state, limit=len(args.kept_parents), HEADS=heads, GROUPS=args.groups, KEYS=keys,
         VALUES=values, WIDTH=args.kept_parents.shape[1], UPDATE=args.updates[0].shape[2],
         KIND=2 if args.weights else int(args.decays > 1), TRANSPOSED=args.transposed, **blocks,
+        **ROUNDS_PRODUCTS,
     )  # fmt: skip

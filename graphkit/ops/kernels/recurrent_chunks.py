@@ -247,6 +247,7 @@ def scan_in_chunks(args: Any, others: dict[str, Any]) -> None:
         "CHUNK": CHUNK,
         "BLOCK_K": max(16, triton.next_power_of_2(keys)),
         "num_stages": 1,
+        "enable_fp_fusion": False,  # as in steps
     }
     size = len(args.rows) * chunks, heads, CHUNK, CHUNK
     scores = torch.empty(size, dtype=torch.float32, device=args.value.device)
@@ -265,5 +266,5 @@ def scan_in_chunks(args: Any, others: dict[str, Any]) -> None:
 
 def _taken(kernel: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a kernel or its launch takes."""
-    names = {*kernel.arg_names, "num_stages"}
+    names = {*kernel.arg_names, "num_stages", "enable_fp_fusion"}
     return {name: value for name, value in options.items() if name in names}

@@ -37,6 +37,7 @@ from graphkit.ops.logits import argmax_rows
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.quantized_linear import quantized_linear
+from graphkit.ops.recurrent import update_size
 from graphkit.ops.refresh import RING_WORDS, refresh
 from graphkit.ops.registration import OPS
 from graphkit.ops.rows import gather_rows, scatter_rows
@@ -499,6 +500,36 @@ def test_experts_that_follow_a_product_request_their_weight_before_they_wait(mon
         if function is expert_linear:
             op.launch(op.arguments(*args)._replace(follows_product=True))
     assert seen == 18
+
+
+@compiles
+@pytest.mark.parametrize("decays", [1, 16], ids=["one decay", "a decay of each key"])
+def test_threads_that_share_a_sum_of_a_scan_add_the_same_products(decays, monkeypatch):
+    """Else the value that a thread adds to a state is not the one that another thread keeps."""
+    compiled = []
+
+    def run(kernel, *args, **options):
+        ptx = compile_only(kernel, *args, **options).asm["ptx"]
+        from_others = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+),", ptx))
+        added = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", ptx)
+        assert not from_others & set(added)
+        compiled.append(kernel.__name__)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op, longs, heads = OPS["linear_scan"], torch.zeros(2, dtype=torch.int64), zeros(8, 2, 16)
+    numbers = {"dtype": torch.float32}
+    kept = update_size(2, 2, 16, 16, decays)
+    pool = zeros(6, 2, 16, 16, **numbers), zeros(3, 4, kept, **numbers), longs.new_zeros(3, 4)
+    decay = zeros(8, 2, **numbers) if decays == 1 else zeros(8, 2, 16, **numbers)
+    tree = longs.new_zeros(2, 4), longs.new_zeros(2, 4)
+    for begins, (parents, order) in itertools.product(
+        (None, longs.new_zeros(3)), ((None, None), tree)
+    ):
+        if begins is None or parents is None:
+            rows = longs, begins, parents, order
+            given = *[heads] * 3, decay, zeros(8, 2), 4
+            op.launch(op.arguments(*pool, None, *rows, *given, normalise=True))
+    assert set(compiled) >= {"linear_scan_kernel"}
 
 
 @pytest.mark.slow
