@@ -80,6 +80,7 @@ def paged_attention(
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     chunked: bool = False,
     follows_store: bool = False,  # noqa: ARG001 - for the CUDA kernel
+    row_invariant: bool = True,  # noqa: ARG001 - as follows_store
 ) -> Annotated[torch.Tensor, "[T, N, E] query_TND.dtype"]:
     """Attend from each query row to the visible keys of its request.
 
@@ -131,6 +132,9 @@ def paged_attention(
             rows of each request (with a mask, before its columns), were written before the last
             ``store_kv`` or ``store_rotated_heads`` on this stream. If so, the CUDA kernel may read
             them while that store runs.
+        row_invariant: Whether the bits of a row depend on the row and the keys that it sees alone,
+            on CUDA as in the reference. If not, the kernel divides the keys as is fastest for the
+            shapes of the call.
 
     Returns:
         The attended values, [T, N, E] of the dtype of query_TND.

@@ -5,7 +5,7 @@ size 128 in bfloat16; with ``FP8`` over a cache of float8_e4m3fn, and with ``MLA
 heads over latents of 512 + 64, also with one row per request. Calls are measured in one CUDA graph,
 over enough layers that the L2 cache does not help. Compared are
 
-- ``paged_attention``: the op alone,
+- ``paged_attention``: the op alone, without and with ``row_invariant``,
 - ``TritonAttention`` and ``SdpaAttention``: ``attend`` of a backend, which also stores the rows,
 - ``torch SDPA``: ``scaled_dot_product_attention`` over dense copies of the cache.
 
@@ -50,6 +50,9 @@ FP8_BAR = 0.6
 """Most time of ``paged_attention`` over FP8 as a multiple of its time over bfloat16, if several
 requests occupy the device."""
 BAR_CONTEXT = 8192
+LONG, LONG_BAR = Condition(131072, 1, False, 16), 4.0
+PROMPTS = [Condition(context, 1, False, 16, GQA, 2048) for context in (8192, 32768)]
+"""A chunk of 2,048 tokens of a prompt. Its products count, not the bytes of the cache."""
 SDPA_PAGE_SIZE = 16
 """The one page size at which ``SdpaAttention`` and torch run: their time does not depend on it."""
 
@@ -67,7 +70,7 @@ def conditions(quick: bool) -> list[Condition]:
         Condition(BAR_CONTEXT, batch_size, False, FP8_PAGE_SIZE, shape, rows)
         for rows, shape, batch_size in product(FP8_ROWS, (GQA, FP8), BATCH_SIZES)
     ]
-    more = [FP8_QUICK, MLA_QUICK] if quick else narrow + latent
+    more = [FP8_QUICK, MLA_QUICK] if quick else [LONG, *PROMPTS] + narrow + latent
     return list(dict.fromkeys([Condition(*each) for each in sizes] + more))
 
 
@@ -81,7 +84,7 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
         for name, us in speeds.items():
             read = tb_per_s(condition, us)
             values = [("time per call", us, "us"), ("cache read", read, "TB/s")]
-            if condition.shape is MLA:
+            if condition.shape is MLA or condition in PROMPTS:
                 values.append(("products", condition.products / us / 1e6, "TFLOP/s"))
             for what, value, unit in values:
                 yield Measure(
@@ -95,7 +98,10 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
             continue
         least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)
         is_judged = condition.rows == (1 if condition.shape is MLA else USUAL_ROWS)
-        if condition.context == BAR_CONTEXT and least and is_judged:
+        is_judged &= condition.context == BAR_CONTEXT
+        if condition == LONG:
+            least, is_judged = LONG_BAR, True
+        if least and is_judged:
             read = tb_per_s(condition, speeds["paged_attention"])
             name = f"{condition}: {least} TB/s over paged_attention"
             yield Measure(name=name, value=least / read, unit="x", bar=1)
@@ -116,7 +122,10 @@ def measured(condition: Condition, device: torch.device, rounds: int) -> dict[st
 
 def variants(batch: Batch) -> dict[str, Callable[[int], object]]:
     """Return what is measured: each runs one layer of the batch."""
-    acts: dict[str, Callable[[int], object]] = {"paged_attention": batch.run_op}
+    acts: dict[str, Callable[[int], object]] = {
+        "paged_attention": partial(batch.run_op, False),
+        "row-invariant": partial(batch.run_op, True),
+    }
     # Over FP8 both would first convert the cache.
     with_sdpa = batch.condition.page_size == SDPA_PAGE_SIZE and batch.condition.shape is not FP8
     for kind in BACKENDS:

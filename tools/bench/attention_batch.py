@@ -161,19 +161,19 @@ class Batch:
         """Store and attend by a backend."""
         backend.attend(layer, self.query, *self.new, self.loc, metadata)
 
-    def op_args(self, layer: int) -> tuple[object, ...]:
+    def op_args(self, layer: int, row_invariant: bool = False) -> tuple[object, ...]:
         """Return the arguments of ``paged_attention`` for one layer."""
         seen = self._metadata
         return (
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
             seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,
             self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q, 0, 0.0,
-            None, *self.pool.get_scales(layer), False, True,
+            None, *self.pool.get_scales(layer), False, True, row_invariant,
         )  # fmt: skip
 
-    def run_op(self, layer: int) -> None:
+    def run_op(self, row_invariant: bool, layer: int) -> None:
         """Attend by ``graphkit::paged_attention`` alone."""
-        paged_attention(*self.op_args(layer))  # type: ignore[arg-type]
+        paged_attention(*self.op_args(layer, row_invariant))  # type: ignore[arg-type]
 
     def launch(self, layer: int, config: AttentionConfig, splits: int | None) -> torch.Tensor:
         """Attend by the CUDA kernel with a given configuration."""

@@ -24,7 +24,12 @@ import triton
 from attention_batch import DTYPE, FP8, GQA, MLA, Batch, Condition, Shape
 from attention_timing import Calls
 
-from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
+from graphkit.ops.kernels.attention_config import (
+    MAX_SPLITS,
+    AttentionConfig,
+    choose_fast_config,
+    choose_splits,
+)
 from graphkit.records import Measure
 
 BLOCKS, WARPS, STAGES, PROGRAMS = (32, 64, 128), (4, 8), (3, 4, 5), (1, 2, 3, 4, 6)
@@ -38,10 +43,10 @@ LATENT = [
     Condition(8192, batch, False, 64, MLA, rows) for batch, rows in ((1, 1), (32, 1), (32, 4))
 ]
 ROWS = 4 * GQA.heads // GQA.kv_heads
-DEFAULT = choose_config(
+DEFAULT = choose_fast_config(
     ROWS, GQA.key_dim, GQA.key_dim, DTYPE.itemsize, is_shared=False, shared_bytes=SHARED_BYTES
 )
-FLOAT8_DEFAULT = choose_config(
+FLOAT8_DEFAULT = choose_fast_config(
     ROWS, FP8.key_dim, FP8.key_dim, FP8.dtype.itemsize, is_shared=False, shared_bytes=SHARED_BYTES
 )
 FLOAT8_SECONDS = 35
@@ -165,7 +170,8 @@ def _row(batch: Batch, config: AttentionConfig, rounds: int) -> Iterator[Measure
     rows = condition.rows * shape.heads // shape.kv_heads
     tiles = condition.batch_size * shape.kv_heads * -(-rows // config.block_rows)
     for programs in PROGRAMS:
-        splits = choose_splits(tiles, condition.context, programs * processors)
+        most = min(condition.context // config.least_split, MAX_SPLITS)
+        splits = choose_splits(tiles, most, programs * processors)
         if splits not in speeds:
             act = partial(batch.launch, config=config, splits=splits)
             speeds[splits] = condition.cache_bytes / Calls(act, batch, rounds).us / 1e6

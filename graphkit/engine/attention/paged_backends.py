@@ -19,12 +19,16 @@ from graphkit.ops.registration import OPS
 
 
 class TritonAttention(PagedAttention):
-    """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU."""
+    """One op per layer, ``graphkit::paged_attention``: Triton on CUDA, plain torch on the CPU.
+
+    Attributes:
+        is_row_invariant: The ``row_invariant`` of the op. Set it before the first forward.
+    """
 
     skips_absent_rows = is_row_invariant = True
 
     def _attend(self, args: Any) -> torch.Tensor:
-        return paged_attention(*args)
+        return paged_attention(*args._replace(row_invariant=self.is_row_invariant))
 
 
 class SdpaAttention(PagedAttention):

@@ -31,7 +31,7 @@ from graphkit.ops.kernels.launch import wait_for_kernel_before
 def join_segments_kernel(
     out, segment_acc, segment_top, segment_total, segment_count, sinks, value_scale_M, rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    BLOCK_E: tl.constexpr, BATCH: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per BLOCK_M (token, head) rows and BLOCK_E of their elements."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -40,13 +40,18 @@ def join_segments_kernel(
     is_row = row < rows
     count = tl.load(segment_count + row, mask=is_row, other=0)
     acc, top, total = sink_sums(sinks, row % HEADS, is_row, BLOCK_M, BLOCK_E)
-    place = row
-    for segment in tl.range(0, tl.max(count, 0), loop_unroll_factor=8):
-        own = load_sums(
-            segment_acc, segment_top, segment_total, place, segment < count, dim, VALUE_DIM
-        )
-        acc, top, total = joined(acc, top, total, *own)
-        place += rows
+    for first in range(0, tl.max(count, 0), BATCH):
+        batch = ()  # sums in flight
+        for offset in tl.static_range(BATCH):
+            segment = first + offset
+            own = load_sums(
+                segment_acc, segment_top, segment_total, row + segment * rows, segment < count, dim,
+                VALUE_DIM,
+            )  # fmt: skip
+            # Triton has no star in tuples.
+            batch = batch + (own,)  # type: ignore[assignment]  # noqa: RUF005
+        for offset in tl.static_range(BATCH):
+            acc, top, total = joined(acc, top, total, *batch[offset])
     value_scale = None
     if value_scale_M is not None:
         own_scale = value_scale_M + row % HEADS // GROUP

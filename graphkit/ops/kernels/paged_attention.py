@@ -10,8 +10,10 @@ from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import (
     LARGE_KEYS,
     LEAST_SEGMENT,
+    MAX_SPLITS,
     AttentionConfig,
     choose_config,
+    choose_fast_config,
     choose_splits,
     count_segments,
     spread_rows,
@@ -28,8 +30,8 @@ EARLY_KEYS, EARLY_FP8_KEYS = 4, 8
 program loads its rows again for each block, and over float8 also converts them."""
 ALIGNED = 16
 """Divisor of addresses and strides that Triton specialises a kernel for."""
-JOINED_ROWS = 4
-"""Rows of a program that joins segments, if each multiprocessor then has a program; otherwise 1."""
+JOINED_SUMS = 8
+"""Segments whose sums a program that joins them has in flight."""
 NODE_ROWS = 16
 """Query heads of a program that attends over the path of a node, the least of a product."""
 
@@ -46,14 +48,13 @@ def join_segments(args: Any, out: torch.Tensor, segments: dict[str, torch.Tensor
     """
     tokens, heads, value_dim = out.shape
     rows = tokens * heads
-    are_many = rows >= JOINED_ROWS * multiprocessors(out.device)[0]
-    block = min(128 if are_many else 32, triton.next_power_of_2(value_dim))
-    block_rows = JOINED_ROWS if are_many else 1
+    are_many = rows >= 4 * multiprocessors(out.device)[0]
+    block = min(64 if are_many else 32, triton.next_power_of_2(value_dim))
     launch(
-        join_segments_kernel, (triton.cdiv(rows, block_rows), triton.cdiv(value_dim, block)), args,
-        out=out, sinks=args.sinks_N, rows=rows, HEADS=heads,
-        GROUP=heads // args.value_cache.shape[1], VALUE_DIM=value_dim, BLOCK_M=block_rows,
-        BLOCK_E=block, num_warps=block_rows, enable_fp_fusion=False, **segments,
+        join_segments_kernel, (rows, triton.cdiv(value_dim, block)), args, out=out,
+        sinks=args.sinks_N, rows=rows, HEADS=heads, GROUP=heads // args.value_cache.shape[1],
+        VALUE_DIM=value_dim, BLOCK_M=1, BLOCK_E=block, BATCH=JOINED_SUMS, num_warps=1,
+        enable_fp_fusion=False, **segments,
     )  # fmt: skip
 
 
@@ -128,22 +129,29 @@ def launch_paged_attention(
     is_shared = is_part_of(value, key)
     element_size = 1 if is_paired else query.element_size()
     processors, shared_bytes = multiprocessors(query.device)
-    chosen = config or choose_config(
+    choose = choose_config if args.row_invariant else choose_fast_config
+    chosen = config or choose(
         width * group, key_dim, value_dim, element_size, is_shared, shared_bytes
     )
     key_heads = max(requests, triton.cdiv(tokens, width)) * kv_heads  # of all requests
     tiles = key_heads * triton.cdiv(width * group, chosen.block_rows)
     if splits is None:
         seen_keys = min(max_keys, args.window + width) if args.window else max_keys
-        splits = choose_splits(tiles, seen_keys, chosen.programs * processors)
+        most = count_segments(seen_keys)
+        if not args.row_invariant:
+            most = min(seen_keys // chosen.least_split, MAX_SPLITS)
+        splits = choose_splits(tiles, most, chosen.programs * processors)
     if config is None:
         chosen = spread_rows(chosen, tiles * splits, processors)
     row_tiles = triton.cdiv(width * group, chosen.block_rows)
     segments = {"segment_acc": out, "segment_top": out, "segment_total": out, "segment_count": out}
     columns = 0 if mask is None else mask.shape[2]
-    if splits > 1 or columns:
+    has_paths = columns > 0 and args.row_invariant
+    if splits > 1 or has_paths:
         count = 2
-        if splits > 1:
+        if splits > 1 and not args.row_invariant:
+            count = splits
+        elif splits > 1:
             count = count_segments(max_keys)
             spread = args.window + max(width, columns)
             if args.window:
@@ -173,6 +181,7 @@ def launch_paged_attention(
         "MASK_ROWS": width if columns else 0, "MASK_COLUMNS": columns,
         "BLOCK_C": triton.next_power_of_2(max(columns, 1)), "WINDOW": args.window,
         "CHUNKED": args.chunked, "HAS_CAP": args.softcap > 0, "IS_SPLIT": splits > 1,
+        "IS_SEGMENTED": args.row_invariant,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
         "BLOCK_N": chosen.block_keys,
         "BLOCK_E": max(32 if is_paired else 16, triton.next_power_of_2(value_dim)),
@@ -187,7 +196,7 @@ def launch_paged_attention(
         HAS_EARLY_KEYS=follows_store and _requests_keys_early(chosen, query, key, value),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
-    if columns:
+    if has_paths:
         join_paths(args, parameters)
     elif splits > 1:
         join_segments(args, out, segments)

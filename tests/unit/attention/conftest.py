@@ -17,6 +17,8 @@ from graphkit.spec import ForwardMode
 class Case(AttentionBatch):
     """A batch on the CPU that also gives the arguments of ``paged_attention``."""
 
+    row_invariant = True
+
     @property
     def key_counts(self) -> torch.Tensor:
         """Keys of each request, pads included, int32."""
@@ -55,7 +57,7 @@ class Case(AttentionBatch):
                 self.inputs.custom_mask, self.scale, self.pool.page_size,
                 self.inputs.tokens_per_request, self.options.get("window", 0),
                 self.options.get("softcap", 0.0), self.options.get("sinks_N"), None, None,
-                self.options.get("chunked", False))  # fmt: skip
+                self.options.get("chunked", False), False, self.row_invariant)  # fmt: skip
 
 
 class CalledOps(TorchDispatchMode):
@@ -86,8 +88,10 @@ def backend_type(request):
 def make_case():
     """``make_case(lengths, width=..., ...)`` builds a :class:`Case`."""
 
-    def make(lengths, seed=0, **given):
-        return Case(**vars(AttentionCase(lengths, **given).batch(seed)))
+    def make(lengths, seed=0, row_invariant=True, **given):
+        case = Case(**vars(AttentionCase(lengths, **given).batch(seed)))
+        case.row_invariant = row_invariant
+        return case
 
     return make
 

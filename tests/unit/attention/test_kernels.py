@@ -11,6 +11,7 @@ import torch
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
+    choose_fast_config,
     choose_splits,
     count_segments,
     spread_rows,
@@ -21,6 +22,7 @@ from op_devices import CUDA, INTERPRETER, LOOPS, by
 
 interpreted_loops = by(INTERPRETER, interpreted=[LOOPS])
 EXTEND, DRAFT = ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT
+both_ways = pytest.mark.parametrize("row_invariant", [True, False], ids=["invariant", "fast"])
 SANITIZED = {False: [], True: [pytest.mark.sanitized]}
 DTYPES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Tolerances of results on CUDA."""
@@ -106,12 +108,13 @@ def attention_cases():
 
 
 @interpreted_loops
+@both_ways
 @pytest.mark.parametrize(
     ("lengths", "splits", "config", "options"),
     [pytest.param(*case, id=f"{name}-{case[3]}") for name, *case in attention_cases()],
 )
-def test_attention(run, make_case, assert_attends, lengths, splits, config, options):
-    case = make_case(lengths, **options)
+def test_attention(run, make_case, assert_attends, lengths, splits, config, options, row_invariant):
+    case = make_case(lengths, row_invariant=row_invariant, **options)
     tolerance = 2e-3 if options.get("dtype") is torch.float16 else 2e-5
     for count in splits:
         launch = {"splits": count, "config": config}
@@ -171,7 +174,11 @@ def large_cases():
 
 
 @by(CUDA)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "row_invariant"),
+    [*((dtype, True) for dtype in DTYPES), (torch.bfloat16, False)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
@@ -179,9 +186,14 @@ def large_cases():
         for lengths, options, is_small in large_cases()
     ],
 )
-def test_large_batches_are_those_of_the_reference(run, make_case, dtype, lengths, options):
+def test_large_batches_are_those_of_the_reference(
+    run, make_case, dtype, row_invariant, lengths, options
+):
     """The numbers are those that the dtype holds, and the reference computes in float32."""
-    given, case = (make_case(lengths, dtype=dtype, device=on, **options) for on in ("cpu", "cuda"))
+    given, case = (
+        make_case(lengths, row_invariant=row_invariant, dtype=dtype, device=on, **options)
+        for on in ("cpu", "cuda")
+    )
     if "window" in options:
         hide_unseen_keys(given)
         hide_unseen_keys(case)
@@ -197,27 +209,38 @@ def test_large_batches_are_those_of_the_reference(run, make_case, dtype, lengths
 
 
 @interpreted_loops
+@both_ways
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_attention_that_follows_a_store(run, make_case, dtype, tree):
+def test_attention_that_follows_a_store(run, make_case, dtype, tree, row_invariant):
     """It loads its rows in the loop, after its first keys."""
     case = make_case(PAGES[4], width=3, page_size=4, tree=tree, pads=1, dtype=dtype, context=160)
     for splits in (1, 4):
-        args = case.op_args()
+        args = case.op_args()[:-2]
         usual, got = (
-            run(paged_attention, *args, each, launch={"splits": splits}) for each in (False, True)
+            run(paged_attention, *args, follows, row_invariant, launch={"splits": splits})
+            for follows in (False, True)
         )
         assert torch.equal(got[: case.live_rows], usual[: case.live_rows])
 
 
 @interpreted_loops
+@both_ways
 @pytest.mark.parametrize(
     ("page_size", "rows"), [(1, [4, 1, 3]), (4, [1, 1, 1]), (4, [2, 4, 4])], ids=str
 )
 @pytest.mark.parametrize("splits", [1, 4])
-def test_attention_over_ragged_rows(run, make_case, assert_attends, page_size, rows, splits):
+def test_attention_over_ragged_rows(
+    run, make_case, assert_attends, page_size, rows, splits, row_invariant
+):
     case = make_case(
-        [66, 0, 9], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=rows, page_size=page_size, pads=2
+        [66, 0, 9],
+        row_invariant=row_invariant,
+        mode=ForwardMode.DRAFT_EXTEND,
+        width=4,
+        rows=rows,
+        page_size=page_size,
+        pads=2,
     )
     out = run(paged_attention, *case.op_args(), launch={"splits": splits})
     assert_attends(out, case)
@@ -225,20 +248,21 @@ def test_attention_over_ragged_rows(run, make_case, assert_attends, page_size, r
 
 
 @interpreted_loops
+@both_ways
 @pytest.mark.parametrize(
     ("width", "rows", "heads", "kv_heads"),
     [(3, [1, 3, 2], 2, 2), (3, [3, 3, 1], 2, 2), (17, [1, 3, 2], 4, 1)],  # the last: two tiles
     ids=str,
 )
 def test_attention_over_fewer_or_more_rows(
-    run, make_case, assert_attends, memory_of_nan, width, rows, heads, kv_heads
+    run, make_case, assert_attends, memory_of_nan, width, rows, heads, kv_heads, row_invariant
 ):
     """Rows of no request are zeros, also if there are more of them than lanes."""
     live = sum(rows)
     for extra, splits in ((0, 1), (1, 2), (3 * width + 1, 1), (3 * width + 1, 2)):
         case = make_case(
             [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=rows,
-            heads=heads, kv_heads=kv_heads,
+            heads=heads, kv_heads=kv_heads, row_invariant=row_invariant,
         )  # fmt: skip
         args = list(case.op_args())
         args[0] = torch.full((live + extra, heads, 16), torch.nan)
@@ -250,12 +274,13 @@ def test_attention_over_fewer_or_more_rows(
 
 
 @interpreted_loops
+@both_ways
 @pytest.mark.parametrize("splits", [1, 2])
 def test_attention_of_a_tree_with_unused_rows(
-    run, make_case, assert_attends, memory_of_nan, splits
+    run, make_case, assert_attends, memory_of_nan, splits, row_invariant
 ):
     for extra in (1, 3, 8):
-        case = make_case([6, 17], width=3, tree=True)
+        case = make_case([6, 17], width=3, tree=True, row_invariant=row_invariant)
         args = list(case.op_args())
         args[0] = torch.cat([case.query, torch.full((extra, 2, 16), torch.nan)])
         case.query = args[0]
@@ -446,7 +471,15 @@ def test_attention_stops_at_the_end_of_the_page_table(run, make_case):
     [(8, 8192, 24), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 80), (1, 100, 1)],
 )
 def test_splits_fill_the_device(tiles, max_keys, splits):
-    assert choose_splits(tiles, max_keys, places=264) == splits
+    assert choose_splits(tiles, count_segments(max_keys), places=264) == splits
+
+
+def test_large_blocks_of_keys_have_longer_splits():
+    large = choose_fast_config(4, 128, 128, 2, is_shared=False, shared_bytes=233472)
+    small = choose_fast_config(4, 128, 128, 2, is_shared=False, shared_bytes=102400)
+    assert (large.block_keys, small.block_keys) == (128, 64)
+    splits = [choose_splits(8, 1664 // config.least_split, 132) for config in (large, small)]
+    assert splits == [6, 13]
 
 
 @pytest.mark.parametrize("sizes", [(128, 128, 2), (128, 128, 1), (256, 256, 2), (576, 512, 2)])

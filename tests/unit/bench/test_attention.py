@@ -59,7 +59,7 @@ def test_a_batch_stores_once_between_its_metadata_and_the_op(bench, monkeypatch)
     monkeypatch.setattr(module, "paged_attention", lambda *_: calls.append("op"))
     batch = Observed(bench.Condition(64, 2, False, 16, module.GQA), torch.device("cpu"))
     for _ in range(2):
-        batch.run_op(0)
+        batch.run_op(False, 0)
     assert calls == ["metadata", "store", "op", "op"]
 
 
