@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from graphkit.graphs import (
     StateSnapshot,
 )
 from graphkit.graphs.capture_failure import advice_at
+from graphkit.graphs.compiles import compile_ahead
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.step import Step
@@ -83,9 +85,13 @@ class SizeCapture:
         logger.info("Capturing %s, up to batch size %d.", name, size)
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
-                for size in reversed(self._table.sizes):
+                sizes = self._table.sizes[::-1]
+                compile_ahead(self._backend, [partial(self._run, size) for size in sizes])
+                for size in sizes:
                     began = time.perf_counter()
-                    graphs[size] = self._one(size)
+                    # What the largest size has allocated serves the others.
+                    warm_ups = 1 if graphs else self._backend.warm_ups
+                    graphs[size] = self._one(size, warm_ups)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
                     logger.debug("Captured %s at %d in %.0f ms.", name, size, elapsed_ms)
@@ -117,12 +123,19 @@ class SizeCapture:
         finally:
             close_graphs(graphs.values())
 
-    def _one(self, size: int) -> CapturedGraph:
+    def _run(self, size: int) -> None:
+        """Run all stages of a size without a graph."""
+        self._buffers.prepare(size)
+        self._post(size)
+        for stage in self._step.graph_functions(size):
+            stage()
+
+    def _one(self, size: int, warm_ups: int) -> CapturedGraph:
         self._buffers.prepare(size)
         stages = self._step.graph_functions(size)
         graphs: list[CapturedGraph] = []
         try:
-            for _ in range(self._backend.warm_ups):
+            for _ in range(warm_ups):
                 self._post(size)
                 for stage in stages:
                     self._backend.warm_up(stage)

@@ -122,7 +122,7 @@ def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] |
         text += " per mode"
     text += f", up to {count_of(sizes[-1], 'request')}"
     if device.startswith("cuda"):
-        text += "; the first size of a mode compiles kernels and takes longest"
+        text += "; kernels of a mode that Triton's cache lacks are compiled before its first size"
     print_message(text)
 
 

@@ -94,12 +94,16 @@ class Backend(Protocol):
     Attributes:
         name: ``cuda`` or ``recorder``.
         device: The device of the captured functions' tensors.
-        warm_ups: Runs of a function before its capture.
+        warm_ups: Runs of a function before its first capture. Captures of other sizes of the
+            function have one.
+        compiles_kernels: Whether ``compile_ahead`` runs functions before their warm-up, so that
+            their kernels are compiled in parallel.
     """
 
     name: str
     device: torch.device
     warm_ups: int
+    compiles_kernels: bool
 
     @property
     def no_loop_reason(self) -> str:

@@ -1,21 +1,31 @@
-"""Triton kernels that are compiled while a program serves, as Triton reports them.
+"""Compiles of Triton kernels: many at once before a capture, and those while a program serves.
 
-A kernel that meets a new shape is compiled at its launch, which takes up to seconds. Triton calls
-``knobs.runtime.jit_post_compile_hook`` then; checked on 3.6 and 3.7. Kernels of torch.compile are
-compiled without it.
+A kernel that meets a new shape is compiled at its launch, which takes up to seconds. Python's lock
+is held for a small part of it, so that threads compile in parallel. Triton calls
+``knobs.runtime.jit_post_compile_hook`` then; kernels of torch.compile are compiled without it.
+Checked on Triton 3.6 and 3.7, like ``triton.AsyncCompileMode``, whose ``submit`` gets the key of
+Triton's cache on disk.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from graphkit.graphs.backend import Backend
+from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.source_lines import caller_line
+from graphkit.ops.kernel_requests import KernelRequests, kernel_requests
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +53,7 @@ class Compile:
 class CompileWatch:
     """Notes compiles of Triton kernels between ``start`` and ``stop``, on all threads.
 
-    A hook that the program has set is called, too.
+    Those of ``compile_ahead`` are left out. A hook that the program has set is called, too.
 
     Args:
         on_compile: Called with each compile; ``None`` logs a warning.
@@ -98,7 +108,9 @@ def _install_hook() -> None:
         return
 
     def hook(**facts: Any) -> Any:
-        for watch in [*_watches] if hook is _hook else ():  # one that was replaced notes nothing
+        # One that was replaced notes nothing.
+        is_noted = hook is _hook and kernel_requests.get() is None
+        for watch in [*_watches] if is_noted else ():
             with suppress(Exception):  # another version of Triton may pass other facts
                 watch.note(facts)
         return None if before is None else before(**facts)
@@ -108,3 +120,88 @@ def _install_hook() -> None:
 
 def _log(found: Compile) -> None:
     logger.warning("%s while serving, at %s", found.text, found.source or "an unknown line")
+
+
+def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> int:
+    """Run functions so that the kernels of their ops are compiled in parallel, and wait for them.
+
+    Does nothing if ``backend.compiles_kernels`` is False. The functions run as in a warm-up, but
+    ops whose kernels are not compiled are computed by torch; see ``KernelRequests``. Kernels of
+    other code are compiled one after the other, as they are launched. Kernels in Triton's cache on
+    disk are loaded at once: if the first function needs no others, the rest is not run.
+
+    Nothing is raised. After a function that fails no other runs: a warm-up fails alike.
+
+    Args:
+        backend: Backend of the graphs that are captured next, in a session of it.
+        functions: What to run. The first one is to need most of the kernels.
+
+    Returns:
+        The number of kernels that were compiled.
+    """
+    if not backend.compiles_kernels:
+        return 0
+    import triton
+
+    if triton.runtime._async_compile.active_mode.get() is not None:
+        return 0  # of the program, which decides when to wait
+    began = time.perf_counter()
+    workers = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(workers, "graphkit-compile") as pool, _compiling(pool) as compiled:
+        for function in functions:
+            try:
+                backend.warm_up(function)
+            except CaptureFailure as failure:
+                logger.debug("A pass that compiles kernels failed: %s", failure)
+                break
+            if not compiled:
+                break
+    if compiled:
+        elapsed = time.perf_counter() - began
+        logger.info("Compiled %d kernels in %.1f s.", len(compiled), elapsed)
+    return len(compiled)
+
+
+@contextmanager
+def _compiling(pool: Executor) -> Iterator[set[str]]:
+    """Compile the kernels of ops that a block runs, and yield the keys of those.
+
+    A kernel that cannot be compiled raises its error when it is launched.
+    """
+    import triton
+
+    mode = triton.AsyncCompileMode(pool, ignore_errors=True)
+    submitted = set[str]()
+    submit = mode.submit
+
+    def load_or_submit(
+        key: str, compile_kernel: Callable[[], Any], finish: Callable[[Any], None]
+    ) -> Any:
+        if key not in submitted and _is_stored(key):
+            kernel = compile_kernel()  # loads it
+            finish(kernel)
+            return kernel
+        submitted.add(key)
+        return submit(key, compile_kernel, finish)
+
+    def request(
+        kernel: Any, grid: tuple[int, ...], args: list[Any], options: dict[str, Any]
+    ) -> bool:
+        made = kernel.warmup(*args, grid=grid, **options)
+        return not isinstance(made, triton.FutureKernel)
+
+    mode.submit = load_or_submit
+    with KernelRequests(request).collected(), mode:
+        yield submitted
+
+
+def _is_stored(key: str) -> bool:
+    """Return whether Triton's cache on disk has the kernel of a key."""
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    if knobs.compilation.always_compile:
+        return False
+    manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    folder = getattr(manager, "cache_dir", None)  # caches elsewhere have none
+    return folder is not None and any(Path(folder).glob("__grp__*"))

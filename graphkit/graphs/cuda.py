@@ -60,7 +60,9 @@ class CudaBackend:
         name: ``cuda``.
         device: The device, with its index.
         warm_ups: 2. The first one may compile kernels and allocate what the second one and the
-            capture reuse.
+            capture reuse. Other sizes find this, and need one, which loads their kernels and
+            allocates what depends on the size.
+        compiles_kernels: True.
         pool: The graphs that are not closed, their memory, and the order of their replays.
         stream: The capture stream, which runs no step.
 
@@ -70,6 +72,7 @@ class CudaBackend:
 
     name = "cuda"
     warm_ups = 2
+    compiles_kernels = True
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         if not torch.cuda.is_available():

@@ -51,12 +51,13 @@ class RecorderBackend:
     Attributes:
         name: ``recorder``.
         device: The CPU.
-        warm_ups: 1, which creates lazy state. There are no kernels to compile and no memory pool
-            to fill.
+        warm_ups: 1, which creates lazy state. There is no memory pool to fill.
+        compiles_kernels: False.
     """
 
     name = "recorder"
     warm_ups = 1
+    compiles_kernels = False
     no_loop_reason = ""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ all may be captured and compiled. Read ``registration`` first, then ``rows`` as 
 The core, ``spec``, ``graphs``, ``buffers`` and ``runners``, imports these files alone:
 
 - ``registration``, ``argument_rules``, ``docstrings``, ``inference``: what every op is made of.
+- ``kernel_requests``: the pass that compiles kernels in parallel.
 - ``refresh``: fills and pads the inputs of a captured graph.
 - ``rows``, ``step_rows``, ``packed``: copy rows, and compute rows of a forward.
 - ``logits``, ``tree``, ``tree_growth``: the choice of draft tokens within a captured draft.

@@ -83,7 +83,12 @@ def empty_products(args: Any) -> torch.Tensor:
     return torch.empty(args.experts.numel(), columns, dtype=args.x.dtype, device=args.x.device)
 
 
-@register_op(fake=empty_products, check=_check, sizes_from=("experts", "weight", "scale"))
+@register_op(
+    fake=empty_products,
+    check=_check,
+    sizes_from=("experts", "weight", "scale"),
+    is_costly=True,
+)
 def expert_linear(
     x: Annotated[torch.Tensor, "[X, K >= 1] floating-point"],
     experts: Annotated[torch.Tensor, "[T, C >= 1] int32 or int64"],

@@ -128,6 +128,7 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
     fake=lambda args: empty_result(args, 8 * args.weight.element_size()),
     check=lambda args: check_result("linear", args),
     differentiable=True,
+    is_costly=True,
 )
 def linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],

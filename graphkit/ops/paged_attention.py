@@ -57,6 +57,7 @@ def _refuse(fault: str, expected: str) -> None:
     check=_check,
     sizes_from=("key_cache", "value_cache", "page_table"),
     error=AttentionError,
+    is_costly=True,
 )
 def paged_attention(
     query_TND: Annotated[torch.Tensor, "[T, N, D] float16 or bfloat16 or float32"],

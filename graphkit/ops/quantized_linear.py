@@ -54,6 +54,7 @@ def _check(args: Any) -> None:
     fake=lambda args: empty_result(args, 4 if args.weight.dtype == torch.uint8 else 8),
     check=_check,
     sizes_from=("x", "weight", "scale"),
+    is_costly=True,
 )
 def quantized_linear(
     x: Annotated[torch.Tensor, "[T, K >= 1] floating-point"],

@@ -66,7 +66,7 @@ def _check_places(op: str, args: Any, width: int) -> None:
         )
 
 
-@register_op(mutates_args=("states",), check=_check_conv, error=AttentionError)
+@register_op(mutates_args=("states",), check=_check_conv, error=AttentionError, is_costly=True)
 def causal_conv(
     states: Annotated[torch.Tensor, "[slots, C, S], contiguous"],
     rows: Annotated[torch.Tensor, "[B] int64"],
@@ -211,6 +211,7 @@ def _decays(args: Any) -> int:
     mutates_args=("states", "updates", "kept_parents", "kept_weight"),
     check=_check_scan,
     error=AttentionError,
+    is_costly=True,
 )
 def linear_scan(
     states: Annotated[torch.Tensor, "[slots, ...], contiguous"],

@@ -23,6 +23,7 @@ import torch
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import ArgumentError, ArgumentRules, ResultRules
 from graphkit.ops.docstrings import complete_docstring
+from graphkit.ops.kernel_requests import kernel_requests
 
 make_tuple_type: Callable[..., type[Any]] = namedtuple  # noqa: PYI024 - fields known at run time
 Parameters = ParamSpec("Parameters")
@@ -55,6 +56,7 @@ class RegisteredOp:
         check: Further check, after the rules.
         results: Rules of the results; None if there are none, or ``fake`` makes them.
         fake: Makes empty results that no rules describe.
+        is_costly: See ``register_op``.
     """
 
     name: str
@@ -64,6 +66,7 @@ class RegisteredOp:
     check: Callable[[Any], None] | None
     results: ResultRules | None
     fake: Callable[[Any], Any] | None
+    is_costly: bool = False
 
     @cached_property
     def launcher(self) -> Callable[..., Any]:
@@ -96,7 +99,17 @@ class RegisteredOp:
         arguments = self._checked(args)
         devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
         with torch.cuda.device(next(devices)):
-            return self.launch(arguments)
+            requests = kernel_requests.get()
+            return self.launch(arguments) if requests is None else requests.run(self, arguments)
+
+    def stand_in(self, arguments: Any) -> Any:
+        """Return results for a pass that compiles the kernels of the op; see ``KernelRequests``."""
+        if not self.is_costly:
+            return self.reference(*arguments)
+        results = self.empty(arguments)
+        for result in results if isinstance(results, tuple) else (results,):
+            result.zero_()
+        return results
 
     def run_fake(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty results of the right shapes and dtypes, for tracers."""
@@ -149,6 +162,7 @@ def register_op(
     error: ArgumentError = InputError,
     number_error: ArgumentError | None = None,
     differentiable: bool = False,
+    is_costly: bool = False,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Register the decorated torch reference as the op ``graphkit::NAME``.
 
@@ -162,6 +176,9 @@ def register_op(
         number_error: Raised for a number that does not fit.
         differentiable: Whether gradients flow through the op. They are the gradients of the
             reference, which runs again for them.
+        is_costly: Whether the reference takes too long, or too much memory, to stand in for kernels
+            that are being compiled. All results are floating-point: zeros stand in for them, and
+            the op writes nothing.
 
     Returns:
         A decorator. The public function has the reference's signature, and its documentation with
@@ -180,7 +197,7 @@ def register_op(
         if fake is None and returned is not type(None):
             results = ResultRules(returned, list(hints))
         arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
-        op = RegisteredOp(name, reference, arguments, rules, check, results, fake)
+        op = RegisteredOp(name, reference, arguments, rules, check, results, fake, is_costly)
         schema = torch.library.infer_schema(_plain(function), mutates_args=mutates_args)
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key, kernel in (("CPU", op.run_reference), ("CUDA", op.run_cuda)):

@@ -86,8 +86,8 @@ def test_kernel_compilation_is_announced_on_cuda(tiny, capsys):
     target = importlib.import_module(tiny).right
     announce("capturing", TargetSelection(target, [ForwardMode.DECODE], None, "cuda:0"), None)
     assert capsys.readouterr().err == (
-        "capturing DECODE of tiny on cuda:0: 2 sizes, up to 2 requests; the first size of a mode "
-        "compiles kernels and takes longest\n"
+        "capturing DECODE of tiny on cuda:0: 2 sizes, up to 2 requests; "
+        "kernels of a mode that Triton's cache lacks are compiled before its first size\n"
     )
 
 

@@ -48,8 +48,8 @@ CORE = {
 }  # fmt: skip
 """Rooms that a server with its own engine needs. They import nothing else."""
 CORE_OPS = {
-    "argument_rules", "docstrings", "inference", "logits", "packed", "refresh", "registration",
-    "rows", "step_rows", "tree", "tree_growth",
+    "argument_rules", "docstrings", "inference", "kernel_requests", "logits", "packed", "refresh",
+    "registration", "rows", "step_rows", "tree", "tree_growth",
 }  # fmt: skip
 """Files of ops that the core imports, and those that these import."""
 DOOR = "graphkit.runners.capture_checks"

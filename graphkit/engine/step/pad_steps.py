@@ -11,22 +11,27 @@ import torch
 
 from graphkit.engine.step.spec_step import SpecStep, StepVariant
 from graphkit.graphs import Backend, CaptureFailure
+from graphkit.graphs.compiles import compile_ahead
 from graphkit.runners.capture import capture_error
 
 
 def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
     """Run functions without a graph, one after the other, and wait for each.
 
+    Before, their kernels are compiled in parallel.
+
     Args:
         step: The step that they are parts of.
         backend: Backend of the graphs that are captured next.
-        functions: What to run, so that its kernels are compiled.
+        functions: What to run.
 
     Raises:
         CaptureError: A function raised an exception.
     """
+    functions = [*functions]
     try:
         with backend.session(), torch.no_grad():
+            compile_ahead(backend, functions)
             for function in functions:
                 backend.warm_up(function)
     except CaptureFailure as failure:

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernel_requests import kernel_requests
 from graphkit.ops.kernels.devices import has_dependent_launch
 
 KEPT_IN_L2 = tl.constexpr("evict_last")
@@ -26,6 +27,8 @@ and kernels wait for memory at their start.
 
 def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None:
     """Launch ``kernel`` on the current stream, unless its grid is empty.
+
+    In a pass that compiles kernels in parallel it is requested instead; see ``KernelRequests``.
 
     A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
     hides the latency of the launch (programmatic dependent launch). If the device can do that, the
@@ -69,7 +72,12 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
         arguments["STARTS_EARLY"] = any(has_dependent_launch(tensor.device) for tensor in tensors)
     if arguments.get("STARTS_EARLY"):
         others["launch_pdl"] = True
-    kernel[grid](*[arguments[name] for name in kernel.arg_names], **others)
+    ordered = [arguments[name] for name in kernel.arg_names]
+    requests = kernel_requests.get()
+    if requests is None or not requests.is_requesting:
+        kernel[grid](*ordered, **others)
+    else:
+        requests.add(kernel, grid, ordered, others)
 
 
 @triton.jit

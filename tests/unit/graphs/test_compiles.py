@@ -1,17 +1,23 @@
-"""Compiles of Triton kernels after the first replay are noted, with kernel and shape."""
+"""Triton kernels are compiled together before a capture, and noted after the first replay."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 import graphkit as gk
-from graphkit.graphs.compiles import CompileWatch
-
-triton = pytest.importorskip("triton")
+from graphkit.graphs.compiles import CompileWatch, compile_ahead
+from graphkit.ops.kernel_requests import KernelRequests, kernel_requests
+from graphkit.ops.kernels.launch import launch
 
 
 def compile_kernel(name="rms_norm", block=128):
@@ -88,3 +94,170 @@ def test_many_watches_share_one_hook(monkeypatch):
     assert [len(watch.compiles) for watch in watches] == [3, 2, 1]
     for watch in watches:
         watch.stop()
+
+
+class Target:
+    """Stands for a driver: kernels are compiled for an H200 and not launched."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+@triton.jit
+def add_kernel(x, count, AMOUNT: tl.constexpr):
+    tl.store(x + count, tl.load(x + count) + AMOUNT)
+
+
+class CountedKernel:
+    """A kernel of Triton whose launches are counted."""
+
+    arg_names = add_kernel.arg_names
+    warmup = staticmethod(add_kernel.warmup)
+
+    def __init__(self):
+        self.launches = 0
+
+    def __getitem__(self, _grid):
+        def launched(*_args, **_options):
+            self.launches += 1
+
+        return launched
+
+
+class AddArguments(NamedTuple):
+    x: torch.Tensor
+    count: int
+    AMOUNT: int
+
+
+class AddInPlace:
+    """An op that adds to a tensor in place and returns what it added."""
+
+    def __init__(self):
+        self.kernel = CountedKernel()
+
+    def launch(self, args):
+        launch(self.kernel, (1,), args)
+        return args.AMOUNT
+
+    def stand_in(self, args):
+        if args.AMOUNT < 0:
+            raise torch.OutOfMemoryError
+        args.x.add_(args.AMOUNT)
+        return args.AMOUNT
+
+    def __call__(self, x, amount):
+        args = AddArguments(x, 2, amount)
+        requests = kernel_requests.get()
+        return self.launch(args) if requests is None else requests.run(self, args)
+
+
+class CompilingBackend(gk.RecorderBackend):
+    compiles_kernels = True
+
+
+@pytest.fixture
+def op(monkeypatch, tmp_path):
+    """Return an op none of whose kernels are compiled."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Target())
+    add_kernel.device_caches.clear()
+    yield AddInPlace()
+    add_kernel.device_caches.clear()
+
+
+def test_kernels_of_a_pass_are_compiled_together_and_not_launched(op):
+    x, watch = torch.zeros(4), CompileWatch()
+    watch.start()
+
+    def forward():
+        for amount in (1, 2, 3, 2):
+            op(x, amount)
+
+    assert compile_ahead(CompilingBackend(), [forward]) == 3
+    watch.stop()
+    assert op.kernel.launches == 0
+    assert x.tolist() == [8.0] * 4, "torch computes each op once"
+    assert not watch.compiles, "nothing waits for these while it serves"
+    kernels = add_kernel.device_caches[0][0]
+    assert {type(kernel) for kernel in kernels.values()} == {triton.compiler.CompiledKernel}
+    assert len(kernels) == 3
+    op(x, 1)
+    assert op.kernel.launches == 1
+
+
+def test_compiled_kernels_are_launched_and_further_functions_left_out(op):
+    x, runs = torch.zeros(1), []
+
+    def forward(amount):
+        runs.append(amount)
+        op(x, amount)
+
+    forwards = [partial(forward, 1), partial(forward, 2)]
+    assert compile_ahead(CompilingBackend(), forwards) == 2
+    add_kernel.device_caches.clear()  # as in another process: the disk has them
+    assert compile_ahead(CompilingBackend(), forwards) == 0
+    assert (runs, op.kernel.launches) == ([1, 2, 1], 1)
+
+
+def test_an_op_that_torch_cannot_compute_waits_for_its_kernels(op):
+    x = torch.zeros(1)
+    assert compile_ahead(CompilingBackend(), [lambda: op(x, -1)]) == 1
+    assert op.kernel.launches == 1
+
+
+def test_an_op_over_two_devices_is_launched(op):
+    x = torch.zeros(1)
+    requests = KernelRequests(lambda *_: False)
+    requests.run(op, AddArguments(x, torch.empty(1, device="meta"), 1))
+    assert (op.kernel.launches, x.tolist()) == (1, [0.0])
+
+
+def test_a_pass_that_fails_leaves_the_rest_to_the_warm_ups(op):
+    x, later = torch.zeros(1), []
+
+    def forward():
+        op(x, 1)
+        raise RuntimeError("on the host")
+
+    functions = [forward, lambda: later.append(1)]
+    assert compile_ahead(CompilingBackend(), functions) == 1
+    assert not later
+    op(x, 1)
+    assert op.kernel.launches == 1, "no requests remain"
+
+
+def test_nothing_runs_ahead_where_there_are_no_kernels():
+    assert compile_ahead(gk.RecorderBackend(), [pytest.fail]) == 0
+
+
+def test_a_capture_compiles_the_kernels_of_all_sizes_before_the_first_warm_up(op):
+    backend, x, events = CompilingBackend(), torch.zeros(1), []
+    backend.warm_ups = 2
+
+    def forward(inputs):
+        events.append(inputs.batch_size)
+        op(x, inputs.batch_size)
+        return gk.ForwardOutput(next_token_logits=torch.zeros(inputs.batch_size, 8))
+
+    runner = gk.DecodeRunner(
+        forward,
+        spec=gk.SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1),
+        sizes=gk.BufferSizes(
+            max_batch_size=3, max_context_len=8, vocab_size=8, hidden_size=4, dtype=torch.float32
+        ),
+        batch_sizes=[1, 3],
+        backend=backend,
+        mutable_state={"x": x},
+    )
+    runner.capture()
+    compiled, captured = [3, 1], [3, 3, 3, 1, 1]
+    assert events == compiled + captured
+    assert op.kernel.launches == len(captured)
+    assert x.tolist() == [0.0], "mutable state is restored"
