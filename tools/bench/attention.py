@@ -70,7 +70,7 @@ def conditions(quick: bool) -> list[Condition]:
         Condition(BAR_CONTEXT, batch_size, False, FP8_PAGE_SIZE, shape, rows)
         for rows, shape, batch_size in product(FP8_ROWS, (GQA, FP8), BATCH_SIZES)
     ]
-    more = [FP8_QUICK, MLA_QUICK] if quick else [LONG, *PROMPTS] + narrow + latent
+    more = [FP8_QUICK, MLA_QUICK] if quick else [LONG, *PROMPTS, *narrow, *latent]
     return list(dict.fromkeys([Condition(*each) for each in sizes] + more))
 
 
