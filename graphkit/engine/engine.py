@@ -89,8 +89,8 @@ class SpeculativeEngine:
             takes more than 512 tokens only if a graph runs them within 30 ms.
         prefill_sizes: Numbers of prompt tokens to capture, ascending. A forward of up to the
             largest number then replays a graph. ``None`` selects a list from 64 to 2,048 on CUDA,
-            and none elsewhere. Targets with recurrent layers, attention that plans on the host and
-            engines with ``group`` run prompts without graphs.
+            and none elsewhere. Targets whose recurrent layers run node by node, attention that
+            plans on the host and engines with ``group`` run prompts without graphs.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Any int. Gives a different seed to each request that has none.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,

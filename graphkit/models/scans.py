@@ -371,5 +371,5 @@ def state_pool(
         shapes[first.recurrence.kind] = first.recurrence.state
     return RecurrentStatePool(
         requests, width, len(layers), device, shapes=shapes, dtypes=first.dtypes,
-        recurrence=first.recurrence,
+        recurrence=first.recurrence, runs_at_once=all(layer.runs_at_once for layer in layers),
     )  # fmt: skip

@@ -84,7 +84,8 @@ def causal_conv(
 
     Slot ``row * (W + 1)`` of ``states`` has the last S inputs before the nodes. Those after node n
     are written to slot ``row * (W + 1) + 1 + n``. A step has the same number of nodes for each
-    request; with ``begins`` the rows are prompts, of which all W slots get the last state.
+    request; with ``begins`` the rows are prompts, of which all W slots get the last state. Rows
+    behind the last prompt are pads and give zeros.
 
     Row-invariant. One launch.
 
@@ -144,7 +145,9 @@ def causal_conv(
     last = torch.where((lengths == 0)[:, None, None], before.to(states.dtype), last)
     slots = first + torch.arange(width, device=x.device)
     states[slots] = last[:, None].expand(-1, width, -1, -1)
-    return out[present]
+    packed = torch.zeros(x.shape[0], out.shape[2], dtype=out.dtype, device=x.device)
+    packed[: int(begins[-1])] = out[present]
+    return packed
 
 
 def _parents_of(parents: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -161,7 +164,7 @@ def _by_request(
         return x.reshape(*shape, *x.shape[1:]), torch.ones(shape, dtype=torch.bool, device=x.device)
     present = torch.arange(nodes, device=x.device) < begins.diff()[:, None]
     padded = x.new_zeros(*shape, *x.shape[1:])
-    padded[present] = x
+    padded[present] = x[: int(begins[-1])]
     return padded, present
 
 
@@ -259,7 +262,8 @@ def linear_scan(
     Slot ``2 * row`` of ``states`` has the state before the nodes, and is not written. Key, added
     value and decay of each node are written to ``updates``, and its parent to ``kept_parents``,
     for ``commit_scans``. With ``begins`` the rows are prompts, which run row after row; the state
-    after the last row is written to slot ``2 * row + 1``.
+    after the last row is written to slot ``2 * row + 1``. Rows behind the last prompt are pads and
+    give zeros.
 
     Row-invariant: a node has the bits that it has in a chain of its ancestors, and in steps of one
     node each. One launch. On CUDA, prompts of bfloat16 and float16 whose heads have one decay run
@@ -347,6 +351,8 @@ def linear_scan(
         lengths, state = begins.diff(), initial
         for place in range(nodes):
             chosen = requests[lengths > place]
+            if not len(chosen):
+                break
             token = begins[chosen] + place
             new, _, out[token] = advance(state[chosen], token)
             state = state.index_copy(0, chosen, new)
@@ -373,6 +379,8 @@ def linear_scan(
     if gate is not None:
         wide = gate.float()
         out = out * (wide / (1.0 + torch.exp(-wide)))
+    if begins is not None:
+        out[int(begins[-1]) :] = 0
     return out.to(value.dtype)
 
 

@@ -235,7 +235,7 @@ def test_prompts_of_a_forward_that_reads_the_host_run_eagerly(noting, task, capl
 
 
 def test_running_requests_wait_for_512_tokens_by_default(make_engine, monkeypatch):
-    """Where no graph of prompts says how long more take, as for recurrent targets on CUDA."""
+    """Where no graph of prompts says how long more take, as in engines of several ranks on CUDA."""
     monkeypatch.setattr(step_context, "most_prefill_tokens", lambda options: 2048)
     engine = make_engine("NONE")
     prompt = Prefill(1, SamplingParams(), 1, range(4000))

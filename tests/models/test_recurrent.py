@@ -128,6 +128,32 @@ def test_prompts_are_cut_at_multiples_of_64(monkeypatch):
         assert calls == expected
 
 
+@pytest.mark.parametrize("skips", [False, True], ids=["one request", "several"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba2", "mamba", "lfm2"])
+def test_prompts_replay_graphs_of_their_number_of_tokens(kind, skips, monkeypatch):
+    """States begin with zeros, follow the chunks, and are those of eager prompts."""
+    for attention in (gk.SdpaAttention, gk.TritonAttention):
+        monkeypatch.setattr(attention, "skips_absent_rows", skips)
+    loaded = models.load(small_model(kind), device="cpu")
+    prompts = [prompt_of(length) for length in (37, 5, 90, 37, 100, 7)]
+    options = {"max_batch_size": 4, "max_context_len": 120, "chunked_prefill_size": 72}
+    texts, sampling = [], gk.SamplingParams(max_new_tokens=4)
+    for sizes in ((), (8, 72)):
+        with loaded.engine(algorithm="NONE", prefill_sizes=sizes, **options) as engine:
+            engine.capture()
+            texts += [[request.output_ids for request in engine.generate(prompts, sampling)]]
+            graphs = engine._spec_step.prompts
+            if sizes:
+                assert set(graphs.stats.replays_by_size) == set(sizes)
+                assert (graphs._most_requests > 1) is skips
+    assert texts[0] == texts[1]
+
+
+def test_prompts_that_run_in_parts_have_no_graphs(qwen3_next):
+    with qwen3_next.engine(algorithm="NONE", max_context_len=64, prefill_sizes=(8,)) as engine:
+        assert engine._spec_step.prompts is None
+
+
 def test_a_mixer_that_differs_with_five_launches_runs_its_own_forward(monkeypatch, caplog):
     found = fused_mixer._beta_columns
 

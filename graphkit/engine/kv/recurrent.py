@@ -56,8 +56,11 @@ class RecurrentStatePool:
         dtypes: Dtype of every kind, or one by kind.
         recurrence: The linear recurrence of all layers, whose state is one of the kinds; ``None``
             for states after each node of all kinds.
+        runs_at_once: Whether every layer runs all rows of a batch with ``convolve`` and
+            ``scanned.scan``. A graph of prompts then serves any lengths.
 
     Attributes:
+        runs_at_once: As passed.
         scanned: States of ``recurrence``; ``None`` without.
 
     Raises:
@@ -80,11 +83,13 @@ class RecurrentStatePool:
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
         recurrence: ScanShape | None = None,
+        runs_at_once: bool = False,
     ) -> None:
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
         dtypes = _checked_dtypes(shapes, dtypes)
         self.size, self.width, self.layer_num = size, width, layer_num
+        self.runs_at_once = runs_at_once
         device = require_device("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
         self.scanned: ScannedStates | None = None

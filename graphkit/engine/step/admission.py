@@ -219,10 +219,11 @@ class Admission:
         begun = rows[to_device(new, device)] if new else None
         if is_output:
             output = step.verifier.repeat_steps(batch)
-        elif step.prompts is not None and step.prompts.holds(batch):
-            output = step.prompts.prefill(batch)
         else:
-            output = step.verifier.prefill(batch, begun)
+            graphs, replay = step.prompts, None
+            if graphs is not None and graphs.holds(batch):
+                replay = graphs.prefill
+            output = step.verifier.prefill(batch, begun, replay)
         first = logits = log_sums = None
         if complete:
             index = to_device(complete, device)

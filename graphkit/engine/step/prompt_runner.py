@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from graphkit.buffers import Axis, Rows, StepInputs, TargetVerifyInputs, declare
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.prefill_batch import PrefillBatch
+from graphkit.engine.step.verifier import Verifier
 from graphkit.errors import CaptureError
 from graphkit.runners import ForwardOutput, Output, Runner, StepRunner, declare_output
 
@@ -88,14 +89,16 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         )
 
     @classmethod
-    def create(
-        cls, target: Runner[TargetVerifyInputs, ForwardOutput], context: EngineContext
-    ) -> PromptRunner | None:
+    def create(cls, verifier: Verifier, context: EngineContext) -> PromptRunner | None:
         """Return a runner for the prompts of an engine; ``None`` if these run without graphs.
 
-        A graph needs attention that knows packed rows and does not plan on the host. The checking
-        mode and engines of several ranks run prompts without one.
+        A graph needs attention that knows packed rows and does not plan on the host, and recurrent
+        layers that run all rows at once. The checking mode and engines of several ranks run prompts
+        without one.
         """
+        target, states = verifier.runner, verifier.recurrent_state
+        if states is not None and not states.runs_at_once:
+            return None  # the host knows how long the prompts are that it computes in parts
         options, most = context.options, context.most_prefill_tokens
         counts = options.prefill_sizes
         if counts is None:
@@ -142,7 +145,7 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         )
 
     def prefill(self, batch: PrefillBatch) -> ForwardOutput:
-        """Replay chunks that ``holds`` accepts; enqueues only.
+        """Replay chunks that ``holds`` accepts; enqueues only. ``Verifier.prefill`` calls it.
 
         Returns:
             Logits of the last token of each chunk, [B, V], and hidden states of all tokens, [T, D].

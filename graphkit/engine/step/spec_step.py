@@ -145,9 +145,7 @@ class SpecStep:
             for variant in reversed(self.by_length)
             for runner in (variant.verifier.runner, *variant.drafter.runners)
         )
-        self.prompts = None
-        if self.verifier.recurrent_state is None:
-            self.prompts = PromptRunner.create(self.verifier.runner, context)
+        self.prompts = PromptRunner.create(self.verifier, context)
         drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
         needed = (variant.drafter.slots_needed for variant in self.variants)

@@ -93,12 +93,18 @@ class Verifier:
             shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
-    def prefill(self, batch: PrefillBatch, new_rows: torch.Tensor | None) -> ForwardOutput:
-        """Run the target over packed chunks of prompts, without a graph.
+    def prefill(
+        self,
+        batch: PrefillBatch,
+        new_rows: torch.Tensor | None,
+        replay: Callable[[PrefillBatch], ForwardOutput] | None = None,
+    ) -> ForwardOutput:
+        """Run the target over packed chunks of prompts.
 
         Args:
             batch: The chunks.
             new_rows: Request rows of prompts that begin, [N] int64; ``None`` if none does.
+            replay: Replays a graph of the target; ``None`` runs its forward without one.
 
         Returns:
             Logits of the last token of each chunk, [B, V], and hidden states of all tokens, [T, D].
@@ -106,9 +112,12 @@ class Verifier:
         states = self.recurrent_state
         if states is not None and new_rows is not None:
             states.reset(new_rows)
-        output = self.runner.fall_back(
-            batch.target_inputs(), without=("custom_mask", "token_bitmask")
-        )
+        if replay is not None:
+            output = replay(batch)
+        else:
+            output = self.runner.fall_back(
+                batch.target_inputs(), without=("custom_mask", "token_bitmask")
+            )
         if states is not None:
             # All tokens of a prompt are accepted. The pool has the states after the last W places
             # of the chunks, W = states.width; the last place has the state after the last token.

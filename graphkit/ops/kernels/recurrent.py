@@ -42,28 +42,44 @@ def first_and_count(begins, request, nodes):
     return first, count
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@triton.jit(do_not_specialize=["nodes", "requests", "tokens"])
 def causal_conv_kernel(
-    out, states, rows, begins, parents, x, weight, bias, columns, nodes, x_row, x_column,
-    CHANNEL_COUNT: tl.constexpr, COLUMNS: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr,
-    SILU: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    out, states, rows, begins, parents, x, weight, bias, columns, nodes, requests, tokens, x_row,
+    x_column, CHANNEL_COUNT: tl.constexpr, COLUMNS: tl.constexpr, TAPS: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program per node and block of channels. A program walks up the path of its node."""
+    """One program per row and block of channels. A program walks up the path of its node.
+
+    With ``begins``, there is one more per request, which keeps the state of one without rows.
+    """
     wait_for_kernel_before(STARTS_EARLY)
-    request = tl.program_id(0).to(tl.int64) // nodes
-    node = (tl.program_id(0) % nodes).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNEL_COUNT
+    is_row = token < tokens
+    if begins is None:
+        request = token // nodes
+        first = request * nodes
+        count = tl.full((), 0, tl.int64) + nodes
+    else:
+        lane = tl.arange(0, BLOCK_B)
+        ends = tl.load(begins + 1 + lane, mask=lane < requests, other=9223372036854775807)
+        request = tl.sum((ends <= token).to(tl.int64), 0)
+        is_row = is_row & (request < requests)  # pads follow the last prompt
+        request = tl.where(token < tokens, tl.minimum(request, requests - 1), token - tokens)
+        first = tl.load(begins + request)
+        count = tl.load(begins + request + 1) - first
+    node = tl.where(is_row, token - first, 0)
     row = tl.load(rows + request)
-    first, count = first_and_count(begins, request, nodes)
     committed = states + row * (WIDTH + 1) * CHANNEL_COUNT * COLUMNS + channel * COLUMNS
-    is_row = node < count
     if begins is None:
         after = committed + (node + 1) * CHANNEL_COUNT * COLUMNS
         keeps = inside
     else:
         after = committed + CHANNEL_COUNT * COLUMNS
-        keeps = inside & (node == tl.maximum(count - 1, 0))
+        is_end = tl.where(is_row, node == count - 1, (token >= tokens) & (count == 0))
+        keeps = inside & is_end
     total = tl.zeros([BLOCK], tl.float32)
     if bias is not None:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
@@ -106,18 +122,23 @@ def causal_conv_kernel(
     if SILU:
         wide = result.to(tl.float32)
         result = (wide / (1.0 + tl.exp(-wide))).to(out.dtype.element_ty)
-    tl.store(out + (first + node) * CHANNEL_COUNT + channel, result, mask=inside & is_row)
+    result = tl.where(is_row, result, 0.0)
+    tl.store(out + token * CHANNEL_COUNT + channel, result, mask=inside & (token < tokens))
 
 
 def launch_causal_conv(args: Any, out: torch.Tensor) -> None:
     """Launch ``causal_conv``."""
     channels, columns = args.states.shape[1:]
     block = min(CHANNELS, triton.next_power_of_2(channels))
+    tokens, requests = len(args.x), len(args.rows)
+    programs = tokens + (0 if args.begins is None else requests)
     launch(
-        causal_conv_kernel, (len(args.rows) * args.nodes, triton.cdiv(channels, block)), args,
-        out=out, states=args.states, x=args.x, x_row=args.x.stride(0), x_column=args.x.stride(1),
-        CHANNEL_COUNT=channels, COLUMNS=columns, TAPS=args.weight.shape[1], WIDTH=args.width,
-        SILU=args.silu, BLOCK=block, num_warps=max(1, block // 64), **ROUNDS_PRODUCTS,
+        causal_conv_kernel, (programs, triton.cdiv(channels, block)), args, out=out,
+        states=args.states, requests=requests, tokens=tokens, x=args.x, x_row=args.x.stride(0),
+        x_column=args.x.stride(1), CHANNEL_COUNT=channels, COLUMNS=columns,
+        TAPS=args.weight.shape[1], WIDTH=args.width, SILU=args.silu, BLOCK=block,
+        BLOCK_B=1 if args.begins is None else triton.next_power_of_2(requests),
+        num_warps=max(1, block // 64), **ROUNDS_PRODUCTS,
     )  # fmt: skip
 
 
@@ -191,16 +212,16 @@ def as_tile(logs, KIND: tl.constexpr):
     return logs
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@triton.jit(do_not_specialize=["nodes", "tokens"])
 def linear_scan_kernel(
     out, states, updates, kept_parents, kept_weight, rows, begins, parents, order, query, key,
     value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns,
-    nodes, scale, least, most, beta_scale, query_row, query_head, key_row, key_head, value_row,
-    value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, UPDATE: tl.constexpr,
-    KIND: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr,
-    LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    nodes, tokens, scale, least, most, beta_scale, query_row, query_head, key_row, key_head,
+    value_row, value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr,
+    GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr,
+    UPDATE: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request, head and block of values; its tile of the state is in registers.
 
@@ -316,6 +337,10 @@ def linear_scan_kernel(
                 if head == 0:
                     tl.store(kept_parents + row * WIDTH + node, parent)
     if begins is not None:
+        if request == tl.num_programs(0) - 1:
+            for pad in range(first + count, tokens):  # pads follow the last prompt
+                pads = out + (pad * HEADS + head) * VALUES + v
+                tl.store(pads, tl.zeros([BLOCK_V], out.dtype.element_ty), mask=inside_v)
         if row > 0:  # that of pads stays as it is
             end = committed + HEADS * KEYS * VALUES
             tl.store(end + tile, state.to(dtype), mask=inside)
@@ -370,6 +395,7 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None =
         "key_head": key.stride(1), "value_row": value.stride(0), "value_head": value.stride(1),
         "gate_row": 0 if gate is None else gate.stride(0),
         "gate_head": 0 if gate is None else gate.stride(1), "decay_row": decay.stride(0),
+        "tokens": len(value),
         "beta_row": 0 if beta is None else beta.stride(0), "HEADS": heads, "GROUPS": groups,
         "KEYS": keys, "VALUES": values, "WIDTH": width, "NORMALISE": args.normalise,
         "TRANSPOSED": args.transposed, "SKIPS_HEAD": skip is not None and skip.numel() == heads,

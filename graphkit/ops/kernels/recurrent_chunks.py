@@ -52,6 +52,15 @@ def chunk_rows(begins, starts, request, chunk, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def chunk_number(begins, request, chunk, CHUNK: tl.constexpr):
+    """Return the number of a chunk among those of all requests.
+
+    A request of n rows has at most ``n // CHUNK + 2`` chunks, wherever its first one is cut.
+    """
+    return tl.load(begins + request) // CHUNK + 2 * request + chunk
+
+
+@triton.jit
 def unit_rows(pointer, token, inside, lane, stride, KEYS: tl.constexpr, NORMALISE: tl.constexpr):
     """Return keys or queries of rows, [CHUNK, K] in float32."""
     rows = tl.load(
@@ -119,7 +128,7 @@ def prepare_chunks_kernel(
             decay, decay_bias, decay_weight, decay_columns, token, inside, head, least, most,
             decay_row, LOG_WEIGHT,
         )  # fmt: skip
-        first = (tl.program_id(0).to(tl.int64) * HEADS + head) * CHUNK * CHUNK
+        first = (chunk_number(begins, request, chunk, CHUNK) * HEADS + head) * CHUNK * CHUNK
         tile = first + place[:, None] * CHUNK + place[None, :]
         queries = unit_rows(
             query + group * query_head, token, inside, lane, query_row, KEYS, NORMALISE
@@ -146,10 +155,10 @@ def prepare_chunks_kernel(
             tl.store(inverses + tile, inverse)
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit(do_not_specialize=["tokens"])
 def scan_chunks_kernel(
     out, states, kept_parents, inverses, scores, rows, begins, starts, query, key, value, decay,
-    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, chunks, scale, least,
+    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, tokens, scale, least,
     most, beta_scale, query_row, query_head, key_row, key_head, value_row, value_head, gate_row,
     gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr,
@@ -174,7 +183,7 @@ def scan_chunks_kernel(
         count = tl.where(count > 0, count + tl.load(starts + request) % CHUNK, 0)
     for chunk in range((count.to(tl.int32) + CHUNK - 1) // CHUNK):
         token, inside = chunk_rows(begins, starts, request, chunk, CHUNK)
-        pairs = ((request * chunks + chunk) * HEADS + head) * CHUNK * CHUNK
+        pairs = (chunk_number(begins, request, chunk, CHUNK) * HEADS + head) * CHUNK * CHUNK
         pairs += place[:, None] * CHUNK + place[None, :]
         keys = unit_rows(key + group * key_head, token, inside, k, key_row, KEYS, NORMALISE)
         sums, step = row_decays(
@@ -223,6 +232,14 @@ def scan_chunks_kernel(
             out + (token[:, None] * HEADS + head) * VALUES + v[None, :],
             result.to(out.dtype.element_ty), mask=mask,
         )  # fmt: skip
+    if request == tl.num_programs(0) - 1:
+        for begin in range(tl.load(begins + request + 1), tokens, CHUNK):
+            token = begin + place  # pads follow the last prompt
+            tl.store(
+                out + (token[:, None] * HEADS + head) * VALUES + v[None, :],
+                tl.zeros([CHUNK, BLOCK_V], out.dtype.element_ty),
+                mask=(token < tokens)[:, None] & inside_v[None, :],
+            )
     if row > 0:  # that of pads stays as it is
         end = committed + HEADS * KEYS * VALUES
         tl.store(end + tile, state.to(states.dtype.element_ty), mask=held)
@@ -249,15 +266,18 @@ def scan_in_chunks(args: Any, others: dict[str, Any]) -> None:
         "num_stages": 1,
         "enable_fp_fusion": False,  # as in steps
     }
-    size = len(args.rows) * chunks, heads, CHUNK, CHUNK
+    requests = len(args.rows)
+    # Memory follows the rows, not the requests: a graph of prompts has room for several.
+    size = len(args.value) // CHUNK + 2 * requests, heads, CHUNK, CHUNK
     scores = torch.empty(size, dtype=torch.float32, device=args.value.device)
     common["scores"] = scores
     common["inverses"] = None if args.beta is None else torch.empty_like(scores)
     launch(
-        prepare_chunks_kernel, size[:2], args, num_warps=4, **_taken(prepare_chunks_kernel, common)
-    )
+        prepare_chunks_kernel, (requests * chunks, heads), args, num_warps=4,
+        **_taken(prepare_chunks_kernel, common),
+    )  # fmt: skip
     block_v = max(16, min(VALUES_OF_PROGRAM, triton.next_power_of_2(values)))
-    grid = len(args.rows), heads, triton.cdiv(values, block_v)
+    grid = requests, heads, triton.cdiv(values, block_v)
     launch(
         scan_chunks_kernel, grid, args, BLOCK_V=block_v, num_warps=8,
         **_taken(scan_chunks_kernel, common),

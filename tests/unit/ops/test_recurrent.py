@@ -380,6 +380,39 @@ def test_convolutions_read_the_path_to_each_node(run, shape, columns, taps):
         assert torch.equal(states[kept], before[kept])
 
 
+@pytest.mark.parametrize("in_chunks", [False, True], ids=["rows", "chunks"])
+@pytest.mark.parametrize("kind", ["gated delta rule", "Mamba 2", "Mamba"])
+@runs
+def test_rows_behind_the_last_prompt_are_zeros(run, kind, in_chunks):
+    """They change neither the other rows nor the states, and requests may have no rows."""
+    results = []
+    for pads in (0, 70):
+        case = scan_case(kind, "prompt", 9, seed=11)
+        count = int(case.begins[-1])
+        rows = torch.cat([case.rows, torch.zeros(2, dtype=torch.int64)])
+        case.rows, case.begins = rows, torch.cat([case.begins, case.begins[-1:].expand(2)])
+        case.nodes = count + pads
+
+        def padded(x, pads=pads):
+            return x if x is None else torch.cat([x, x.new_full((pads, *x.shape[1:]), POISON)])
+
+        case.given = {name: padded(x) for name, x in case.given.items()}
+        if case.options.get("gate") is not None:
+            case.options["gate"] = padded(case.options["gate"])
+        out = run_scan(run, case, in_chunks=in_chunks)
+        run_commit(run, case, torch.zeros_like(rows))
+        states, x = torch.zeros(ROWS * (WIDTH + 1), 7, 3), case.given["value"].flatten(1)[:, :7]
+        weight = torch.arange(28.0).view(7, 4)
+        mixed = run(
+            causal_conv, states, rows, case.begins, None, x, weight, None, case.nodes, WIDTH
+        )
+        assert bool((out[count:] == 0).all())
+        assert bool((mixed[count:] == 0).all())
+        results.append((out[:count], mixed[:count], states[WIDTH + 1 :], case.states[2:]))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 @runs
 def test_gates_are_computed_from_any_columns(run):
     """Time steps and betas before their functions, in columns of wider rows, give the same."""
