@@ -117,7 +117,8 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
     if x.device.type == "cuda":
         from graphkit.ops.kernels.quantized_linear_config import choose_product  # imports Triton
 
-        product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
+        row_invariant = getattr(args, "row_invariant", True)
+        product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype, row_invariant)
         if product is not None and rows <= MOST_ROWS_IN_PARTS:
             parts = product.splits
     dtype = x.dtype if parts == 1 else torch.float32

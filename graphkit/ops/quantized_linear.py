@@ -64,6 +64,7 @@ def quantized_linear(
     bias: Annotated[torch.Tensor | None, "[N] floating-point"] = None,
     swiglu: bool = False,
     split_k_partials: bool = False,
+    row_invariant: bool = True,  # noqa: ARG001 - rows on a CPU always are
 ) -> torch.Tensor:
     """Multiply rows with a quantised weight, as ``torch.nn.functional.linear`` does with another.
 
@@ -71,10 +72,11 @@ def quantized_linear(
     numbers of four bits. Numbers are exact in the dtype of the rows. Products are added in float32
     and scaled in float32, so that only the result is rounded to that dtype.
 
-    On CUDA the bits of a row depend on the row alone: the weight decides into which parts the
-    inputs are split, and blocks of 128 inputs are added in one order. More than 256 rows are
-    limited by arithmetic: numbers are then converted into memory of their own before. Up to two
-    launches for up to 256 rows.
+    With ``row_invariant``, the bits of a row depend on the row alone: the weight decides into which
+    parts the inputs are split, and blocks of 128 inputs are added in one order. Without it, CUDA
+    takes what is fastest for the number of rows. More than 256 rows are limited by arithmetic:
+    numbers are then converted into memory of their own before. Up to two launches for up to 256
+    rows.
 
     On compute capability 9.0 and above, the weight, its scales and zero points may be read while
     earlier kernels of the stream still run (programmatic dependent launch). Kernels that write them
@@ -92,6 +94,7 @@ def quantized_linear(
         bias: Added to the products.
         swiglu: As for ``linear``.
         split_k_partials: As for ``linear``.
+        row_invariant: Whether the bits of a row depend on the row alone. Rows on a CPU always do.
 
     Returns:
         The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of

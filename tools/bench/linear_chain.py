@@ -7,7 +7,9 @@ each request, which has up to 8 rows. Compared are, in bfloat16,
 
 - ``bfloat16``: ``torch.nn.functional.linear``, the library of the device,
 - ``linear``: ``graphkit.ops.linear`` over the same weights,
-- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout,
+- ``fp8 channel``, ``fp8 blocks``, ``int4``: ``graphkit.ops.quantized_linear`` per layout, as fast
+  as the number of rows allows; ``fp8 channel, row-invariant`` and so on: with bits that do not
+  depend on the rows,
 - ``humming fp8``, ``humming int4``: ``humming-kernels``, if it is installed and CUDA is there, with
   scales of each output, and of groups of 128 inputs with zero points.
 
@@ -38,6 +40,7 @@ from linear_layers import (
     COUNT,
     HUMMING,
     Chain,
+    Layer,
     Multiply,
     by_humming,
     by_op,
@@ -68,13 +71,19 @@ def compared(
     """Measure a layer for each number of rows and each kind of weight, cuBLAS first."""
     bandwidth = copy_bandwidth(device) if device.type == "cuda" else None
     ways: list[tuple[str, str, Multiply]] = [("bfloat16", "linear", by_torch)]
-    ways += [(kind, kind, partial(by_op, kind=kind)) for kind in kinds]
+    for kind in kinds:
+        ways.append((kind, kind, partial(by_op, kind=kind)))
+        if kind != "linear":
+            multiply = partial(by_op, kind=kind, row_invariant=True)
+            ways.append((f"{kind}, row-invariant", kind, multiply))
     if device.type == "cuda" and importlib.util.find_spec("humming"):
         ways += [(config, config, by_humming) for config in HUMMING]
     plain: dict[int, float] = {}
+    made, layers = "", list[Layer]()
     for variant, kind, multiply in ways:
-        make = make_humming_layers if kind in HUMMING else make_layers
-        layers = make(shapes, kind, COUNT, device)
+        if kind != made:
+            make = make_humming_layers if kind in HUMMING else make_layers
+            made, layers = kind, make(shapes, kind, COUNT, device)
         for count in rows:
             x = random_inputs(shapes["qkv"], count, device)[1]
             run = partial(Chain(layers, x).run, multiply)

@@ -112,7 +112,7 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
     """
     outputs, inputs = shape
     bits = BITS.get(kind, 8)
-    is_plain = bits == 16
+    is_plain, by_warpgroups = bits == 16, bits < 16 and rows > FEW_ROWS
     if rows > (FEW_PLAIN_ROWS if is_plain else MOST_STREAMED_ROWS):
         return []
     all_lines, tile = inputs * bits // 1024, 1 << (rows - 1).bit_length()
@@ -126,19 +126,19 @@ def streamed_products(shape: tuple[int, int], kind: str, rows: int) -> list[Stre
         for parts in [1, *(each for each in fitting if all_lines // each >= 4)]:
             steps, rest = divmod(all_lines, parts * lines)
             programs = -(-tiles * parts // PROCESSORS)
-            pieces = 1 if is_plain else pieces_of_line(tile, bits)
+            pieces = pieces_of_line(by_warpgroups, bits)
             stage_bytes = lines * (padded(tile_outputs) * 128 + tile * 2048 // bits) // pieces
             weight_bytes = lines * 128 * tile_outputs // pieces
             in_flight = stages_in_flight(weight_bytes, min(programs, most))
             groups = 0 if is_plain else groups_of_part(inputs, parts)
             table_bytes = 6 * padded(tile_outputs) * groups
-            sums = 1 if is_plain or rows > FEW_ROWS else lines
+            sums = 1 if is_plain or by_warpgroups else lines
             for shared in (110_000, 160_000, 220_000):
                 stages = (shared // min(programs, most) - table_bytes) // stage_bytes
                 stages = min(12, steps * pieces + 1, stages)
                 if stages > 1 and not rest:
                     sizes = tile_outputs, tile, parts, stages, warps, lines
-                    found.append(StreamedProduct(*sizes, in_flight, sums))
+                    found.append(StreamedProduct(*sizes, in_flight, sums, by_warpgroups, False))
     return list(dict.fromkeys(found))
 
 

@@ -110,10 +110,13 @@ def by_op(
     tensors: Tensors,
     kind: str,
     chosen: Chosen | None = None,
+    row_invariant: bool = False,
     **result: bool,
 ) -> torch.Tensor:
     """Multiply by the op of a kind of weight, some products with a configuration."""
     op = OPS["linear" if kind == "linear" else "quantized_linear"]
+    if kind != "linear":
+        result["row_invariant"] = row_invariant
     if not chosen or name not in chosen:
         found: torch.Tensor = getattr(torch.ops.graphkit, op.name)(x, *tensors, **result)
         return found

@@ -6,9 +6,9 @@ Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 ``streamed_launch.py`` launches. Where the outputs give too few tiles for the device, the inputs are
 split. Each part writes its sums in float32, and a second kernel adds them in order.
 
-The bits of a row do not depend on the other rows. The weight alone decides the parts, and which
-lines of a part have a sum of their own. Blocks of 128 inputs are added in order, each multiplied by
-its scale. The numbers are exact in the dtype of the rows.
+The bits of a row of a row-invariant product do not depend on the other rows. The weight alone
+decides the parts, and which lines of a part have a sum of their own. Blocks of 128 inputs are added
+in order, each multiplied by its scale. The numbers are exact in the dtype of the rows.
 """
 
 from typing import Any
@@ -94,7 +94,9 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
         "IS_PACKED": is_packed, "SCALE_ROWS": scale.shape[0], "SCALE_COLUMNS": scale.shape[1],
     }  # fmt: skip
     bits = 4 if is_packed else 8
-    product = product or choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
+    product = product or choose_product(
+        rows, inputs, outputs, bits, x.device, x.dtype, args.row_invariant
+    )
     if product is None:
         matrix = dequantized(numbers, scale, args.zero_point, inputs, x.dtype)
         bias = None if args.bias is None else args.bias.to(x.dtype)

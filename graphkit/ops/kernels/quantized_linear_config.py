@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -10,9 +10,11 @@ import triton
 from graphkit.ops.kernels.devices import has_dependent_launch, has_warpgroups, multiprocessors
 from graphkit.ops.kernels.streamed_linear_config import (
     FEW_ROWS,
+    LEAST_WARPGROUP_ROWS,
     MOST_STREAMED_ROWS,
     choose_streamed,
     choose_streamed_by_warpgroups,
+    parts_of_many_rows,
 )
 from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS, choose_streamed_plain
 from graphkit.ops.kernels.streamed_product import RESERVED_BYTES, StreamedProduct
@@ -92,13 +94,14 @@ def grid_of(product: Product, rows: int, outputs: int) -> tuple[int, int, int]:
 
 
 def choose_product(
-    rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype
-) -> Product | None:
+    rows: int, inputs: int, outputs: int, bits: int, device: torch.device, dtype: torch.dtype,
+    row_invariant: bool = True,
+) -> Product | None:  # fmt: skip
     """Return how the kernel runs; ``None`` for a product by cuBLAS.
 
     That is for float64, and for weights that are not quantised where no kernel starts early.
     Weights are streamed where ``choose_streamed`` or ``choose_streamed_plain`` finds a way. The
-    parts and the sums of a part do not depend on the rows.
+    parts and the sums of a part do not depend on the rows, if the product is row-invariant.
 
     ``torch._scaled_mm`` is not among the choices: it multiplies float8 with float8, so that rows
     would be rounded to eight bits, too. The result of a row would then depend on how many rows run
@@ -111,6 +114,8 @@ def choose_product(
         bits: Bits of a number of the weight: 4, 8, or those of the dtype.
         device: The device of the rows.
         dtype: The dtype of the rows.
+        row_invariant: As of ``quantized_linear``. Weights that are not quantised have no faster
+            way.
     """
     processors, shared_bytes = multiprocessors(device)
     if bits > 8:
@@ -133,28 +138,39 @@ def choose_product(
         return TiledProduct(PLAIN_TILE, tile, splits, num_stages=stages, early_bytes=256)
     if dtype == torch.float64:
         return None
-    can_stream = dtype in DTYPES_OF_16_BITS and has_dependent_launch(device)
+    sizes = inputs, outputs, bits, processors, shared_bytes
     few: Product | None = None
-    if can_stream:
-        few_rows = min(rows, FEW_ROWS)
-        few = choose_streamed(few_rows, inputs, outputs, bits, processors, shared_bytes)
+    if dtype in DTYPES_OF_16_BITS and has_dependent_launch(device):
+        few = choose_streamed(min(rows, FEW_ROWS), *sizes)
+        few = few and replace(few, in_order=row_invariant)
+    can_stream = few is not None and has_warpgroups(device)
     if few is None:
         few = _few_rows_in_tiles(rows, inputs, outputs, bits, processors, shared_bytes, dtype)
-    if rows <= FEW_ROWS or dtype == torch.float32:
+    if dtype == torch.float32:
         return few
-    if isinstance(few, StreamedProduct) and rows <= MOST_STREAMED_ROWS and has_warpgroups(device):
-        many = choose_streamed_by_warpgroups(
-            few, rows, inputs, outputs, bits, processors, shared_bytes
-        )
+    least = LEAST_WARPGROUP_ROWS if row_invariant else FEW_ROWS + 1
+    if can_stream and least <= rows <= MOST_STREAMED_ROWS:
+        splits, sums = few.splits, few.sums
+        if not row_invariant:
+            splits, sums = parts_of_many_rows(inputs, outputs, bits, processors) or splits, 1
+        many = choose_streamed_by_warpgroups(splits, sums, rows, *sizes)
         if many is not None:
-            return many
+            return replace(many, in_order=row_invariant)
+    if rows <= FEW_ROWS:
+        return few
+    tile, programs = (LARGE_TILE, 1) if bits == 8 else (LARGE_TILE // 2, 2)
+    splits, sums = few.splits, few.sums
     if rows > MOST_ROWS:
+        if not row_invariant:
+            splits, sums = 1, 1
         return TiledProduct(
-            LARGE_TILE, LARGE_TILE, few.splits, num_warps=8, num_stages=3, early_bytes=0,
-            sums=few.sums, line_steps=blocks_of_step(bits), widens=True,
+            LARGE_TILE, LARGE_TILE, splits, num_warps=8, num_stages=3, early_bytes=0, sums=sums,
+            line_steps=blocks_of_step(bits), widens=True,
         )  # fmt: skip
-    tile = LARGE_TILE if bits == 8 else LARGE_TILE // 2
-    return TiledProduct(tile, 64, few.splits, num_warps=tile // 16, num_stages=3, sums=few.sums)
+    if not row_invariant:
+        splits = choose_splits(inputs, -(-outputs // tile), programs * processors, bits)
+        sums = 1
+    return TiledProduct(tile, 64, splits, num_warps=tile // 16, num_stages=3, sums=sums)
 
 
 def _few_rows_in_tiles(

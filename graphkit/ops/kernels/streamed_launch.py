@@ -10,15 +10,16 @@ from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.quantized_linear_config import grid_of
 from graphkit.ops.kernels.quantized_numbers import nibble_ptx
 from graphkit.ops.kernels.streamed_linear import streamed_linear_kernel
-from graphkit.ops.kernels.streamed_linear_config import FEW_ROWS, groups_of_part, pieces_of_line
+from graphkit.ops.kernels.streamed_linear_config import groups_of_part, pieces_of_line
 from graphkit.ops.kernels.streamed_plain import streamed_plain_kernel
 from graphkit.ops.kernels.streamed_product import StreamedProduct
 from graphkit.ops.kernels.streamed_warpgroup import streamed_warpgroup_kernel
 from graphkit.ops.quantized_layout import BLOCK
 
-WARPGROUP_REGISTERS = 128, 168
-"""Most registers of a thread of ``streamed_warpgroup_kernel`` with one sum, and with several: two
-programs of two warpgroups then share a multiprocessor, or three of one."""
+WARPGROUP_REGISTERS = {(8, 1): 128, (4, 1): 128, (8, 2): 168}
+"""Most registers of a thread of ``streamed_warpgroup_kernel``, by the bits of a number and the
+number of sums: two programs of two warpgroups then share a multiprocessor, or three of one. Other
+numbers of sums belong to weights of one program for each multiprocessor."""
 LINE_BYTES = 128
 """Bytes of a line of an output, the most that a descriptor swizzles."""
 
@@ -42,10 +43,10 @@ def launch_streamed(
     numbers = weight["weight"]
     lines = weight["ROW"] * numbers.element_size() // LINE_BYTES
     steps = lines // product.splits // product.lines
-    is_plain, has_few_rows = weight["SCALE_ROWS"] == 0, product.rows <= FEW_ROWS
+    is_plain = weight["SCALE_ROWS"] == 0
     read_early = [args.weight] if is_plain else [args.weight, args.scale, args.zero_point]
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
-    options: dict[str, Any] = {"LINES": product.lines} if is_plain or has_few_rows else {}
+    options: dict[str, Any] = {} if product.by_warpgroups else {"LINES": product.lines}
     if not are_in_place or numbers.data_ptr() % 16:
         options["STARTS_EARLY"] = False  # the kernels before write copies of them
     x, numbers = _aligned(x), _aligned(numbers)
@@ -54,12 +55,12 @@ def launch_streamed(
         stages = max(2, min(product.num_stages, steps))
         options |= {"x": x, "weight": numbers, "K": weight["K"]}
     else:
-        kernel, bytes_of_thread = streamed_linear_kernel, 4
-        if not has_few_rows:
+        kernel, bytes_of_thread, bits = streamed_linear_kernel, 4, 4 if weight["IS_PACKED"] else 8
+        if product.by_warpgroups:
             kernel, bytes_of_thread = streamed_warpgroup_kernel, 2
-            options |= {"maxnreg": WARPGROUP_REGISTERS[product.sums > 1], "SUMS": product.sums}
-        bits = 4 if weight["IS_PACKED"] else 8
-        pieces = pieces_of_line(product.rows, bits)
+            options |= {"SUMS": product.sums}
+            options |= {"maxnreg": WARPGROUP_REGISTERS.get((bits, product.sums), 255)}
+        pieces = pieces_of_line(product.by_warpgroups, bits)
         stages = min(product.num_stages, steps * pieces + 1)
         # Rows have many bytes compared with numbers of four bits. They are requested before the
         # weight of the stages that are not in flight yet.
@@ -70,7 +71,7 @@ def launch_streamed(
         options |= {
             "x": rows_descriptor(x, product, weight["K"] // lines, pieces),
             "weight": weight_descriptor(numbers, product, is_gated, pieces),
-            "BITS": bits, "LOW": low, "HIGH": high, "EARLY": early,
+            "IN_ORDER": product.in_order, "BITS": bits, "LOW": low, "HIGH": high, "EARLY": early,
             "GROUPS": groups_of_part(weight["K"], product.splits),
             "SCALE_ROWS": weight["SCALE_ROWS"], "SCALE_COLUMNS": weight["SCALE_COLUMNS"],
         }  # fmt: skip

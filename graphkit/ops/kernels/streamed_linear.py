@@ -12,8 +12,9 @@ barrier of the stage counts the bytes. The other threads only wait, convert and 
 Numbers are multiplied by the instructions of a warp. Each has 16 inputs of both operands, which may
 hold them in any order, if both share it: a thread takes four consecutive bytes of an output from
 shared memory, and the same inputs of its row. The layouts that Triton's compiler chooses take two
-bytes at a time. More than ``FEW_ROWS`` rows are multiplied by ``streamed_warpgroup.py``, which adds
-the same products in the same order (``add_block``).
+bytes at a time. More rows are multiplied by ``streamed_warpgroup.py``, which adds the same products
+in the same order (``add_block``). If nothing has to add in that order, a thread takes 16 bytes at a
+time: an instruction has inputs of 64.
 """
 
 from triton.experimental import gluon
@@ -56,35 +57,43 @@ def _of_groups(table, block, layout: gl.constexpr):
 
 
 @gluon.jit
-def _as_left(numbers, layout: gl.constexpr):
+def _as_left(numbers, layout: gl.constexpr, WIDTH: gl.constexpr):
     """Return numbers, [LINES, N, K], as the left operand of a product, each in its thread.
 
-    A thread has four consecutive inputs of each 16. The operand's layout gives it two columns of
-    each eight, so that input 4 t + 2 h + e of 16 is column 8 h + 2 t + e.
+    A thread has WIDTH consecutive inputs of each 4 WIDTH, which WIDTH / 4 instructions multiply.
+    The operand's layout gives it two columns of each eight, so that input WIDTH t + 4 s + 2 h + e
+    of 4 WIDTH is column 16 s + 8 h + 2 t + e.
     """
     shape: gl.constexpr = numbers.shape
-    parts = gl.reshape(numbers, [shape[0], shape[1], shape[2] // 16, 4, 2, 2])
-    parts = gl.permute(parts, (0, 1, 2, 4, 3, 5))
+    group: gl.constexpr = 4 * WIDTH
+    parts = gl.reshape(numbers, [shape[0], shape[1], shape[2] // group, 4, WIDTH // 4, 2, 2])
+    parts = gl.permute(parts, (0, 1, 2, 4, 5, 3, 6))
     return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
 
 
 @gluon.jit
-def _as_right(inputs, layout: gl.constexpr):
+def _as_right(inputs, layout: gl.constexpr, WIDTH: gl.constexpr):
     """Return inputs, [LINES, K, T], as the right operand, in the order of ``_as_left``."""
     shape: gl.constexpr = inputs.shape
-    parts = gl.reshape(inputs, [shape[0], shape[1] // 16, 4, 2, 2, shape[2]])
-    parts = gl.permute(parts, (0, 1, 3, 2, 4, 5))
+    group: gl.constexpr = 4 * WIDTH
+    parts = gl.reshape(inputs, [shape[0], shape[1] // group, 4, WIDTH // 4, 2, 2, shape[2]])
+    parts = gl.permute(parts, (0, 1, 3, 4, 2, 5, 6))
     return gl.convert_layout(gl.reshape(parts, shape), layout, assert_trivial=True)
 
 
 @gluon.constexpr_function
-def _layout_of_block(lines, rows):
+def _layout_of_block(lines, rows, is_spread):
     """Return the layout of a block of inputs in shared memory, [lines, rows, 128].
 
-    A box of the rows has 64 inputs of all rows, swizzled over 128 bytes, then the other 64.
+    A box of the rows has 64 inputs of all rows, swizzled over 128 bytes, then the other 64. If
+    ``is_spread``, rows are in the order of ``row_at``: threads that take eight bytes of four rows
+    at the same time then access all banks.
     """
     bits = [[0, 0, 1 << bit] for bit in range(6)]
-    bits += [[0, 1 << bit, 8 << bit if bit < 3 else 0] for bit in range(rows.bit_length() - 1)]
+    places = [2, 0, 1] if is_spread else [0, 1, 2]
+    places += range(3, 8)
+    for bit in range(rows.bit_length() - 1):
+        bits += [[0, 1 << places[bit], 8 << bit if bit < 3 else 0]]
     bits += [[0, 0, 64]]
     bits += [[1 << bit, 0, 0] for bit in range(lines.bit_length() - 1)]
     return gl.SharedLinearLayout(bits, [], 1024)
@@ -97,7 +106,7 @@ def streamed_linear_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
-    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr,
+    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, IN_ORDER: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
@@ -105,10 +114,10 @@ def streamed_linear_kernel(
     OUTPUTS, and OUTPUTS of 16; BLOCK_N is the next power of two. A step multiplies LINES lines of
     each output, each line by WARPS / LINES warps. STAGES is at most STEPS + 1. The weight of EARLY
     stages, less than STAGES, is requested while the kernel before runs, with IN_FLIGHT of them in
-    flight. GROUPS is a power of two, at least the groups of inputs of a part. Other parameters are
-    those of ``linear_kernel``.
+    flight. GROUPS is a power of two, at least the groups of inputs of a part. IN_ORDER is that of
+    ``StreamedProduct``. Other parameters are those of ``linear_kernel``.
     """
-    WIDTH: gl.constexpr = 4  # consecutive bytes of a thread, and as many inputs
+    WIDTH: gl.constexpr = 4 if IN_ORDER else 16  # consecutive bytes of a thread, and inputs
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
     TEAM: gl.constexpr = WARPS // LINES
@@ -125,7 +134,7 @@ def streamed_linear_kernel(
         gl.uint8, [STAGES, LINES, BLOCK_N, 128], layout_of_lines(LINES, BLOCK_N, 128, IS_GATED)
     )
     inputs = row_boxes._reinterpret(
-        x.dtype, [STAGES * BLOCKS, LINES, BLOCK_T, 128], _layout_of_block(LINES, BLOCK_T)
+        x.dtype, [STAGES * BLOCKS, LINES, BLOCK_T, 128], _layout_of_block(LINES, BLOCK_T, IN_ORDER)
     )
     first = gl.program_id(2) * STEPS * LINES
 
@@ -148,7 +157,7 @@ def streamed_linear_kernel(
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
 
-    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, LINES, 1, STEPS)
+    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, LINES, 1)
     if HAS_GROUPS:
         factors = stored_table(scales, LINES)
         if zero_point is not None:
@@ -160,7 +169,7 @@ def streamed_linear_kernel(
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
         weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
-        LINES, 1, STEPS,
+        LINES, 1,
     )  # fmt: skip
     none = gl.zeros([LINES, BLOCK_N, BLOCK_T], gl.float32, mma)
     total, held, phase, free = none, 0, 0, STAGES - 1
@@ -177,7 +186,7 @@ def streamed_linear_kernel(
         for part in gl.static_range(BLOCKS):
             block_of_part = step * BLOCKS + part
             rest = inputs.index(held * BLOCKS + part).permute((0, 2, 1))
-            rest = _as_right(rest.load(loaded_right), right)
+            rest = _as_right(rest.load(loaded_right), right, WIDTH)
             if BITS == 8:
                 numbers = float8_numbers(loaded, x)
             else:
@@ -185,14 +194,19 @@ def streamed_linear_kernel(
                 if HAS_GROUPS and zero_point is not None:
                     offset = _of_groups(zeros, block_of_part, loaded_left)
                 numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 4)
-            numbers = _as_left(numbers, left)
+            numbers = _as_left(numbers, left, WIDTH)
             if HAS_GROUPS:
                 factor = _of_groups(factors, block_of_part, mma).to(gl.float32)
-            total = add_block(total, mma_v2(numbers, rest, none), factor)
+            if HAS_GROUPS or IN_ORDER:
+                total = add_block(total, mma_v2(numbers, rest, none), factor)
+            else:
+                total = mma_v2(numbers, rest, total)
         free = held
         phase = gl.where(held == STAGES - 1, 1 - phase, phase)
         held = gl.where(held == STAGES - 1, 0, held + 1)
-    total = sum_of_lines(total)
+    if not HAS_GROUPS and not IN_ORDER:
+        total *= factor
+    total = sum_of_lines(total, IN_ORDER)
     if BITS == 4:
         total *= UNITS
-    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)
+    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED, IN_ORDER)

@@ -16,6 +16,7 @@ from graphkit.ops.kernels.streamed_product import (
     LARGE,
     LEAST_LINES,
     LINES_IN_SHARED_MEMORY,
+    MOST_PARTS,
     OCCUPIED,
     RESERVED_BYTES,
     USUAL,
@@ -28,6 +29,8 @@ from graphkit.ops.quantized_layout import BLOCK
 
 FEW_ROWS = 32
 """Most rows that are multiplied by the instructions of a warp."""
+LEAST_WARPGROUP_ROWS = 33
+"""Least rows that are multiplied by the instructions of a warpgroup, where a device has these."""
 MOST_STREAMED_ROWS = 64
 """Most rows for which a quantised weight streams. More rows run by ``linear_kernel``."""
 WIDE_OF_4_BITS = ((32, 2, 7), (128, 4, 2))
@@ -92,15 +95,16 @@ def choose_streamed(
 
 
 def choose_streamed_by_warpgroups(
-    few: StreamedProduct, rows: int, inputs: int, outputs: int, bits: int, processors: int,
+    splits: int, sums: int, rows: int, inputs: int, outputs: int, bits: int, processors: int,
     shared_bytes: int,
 ) -> StreamedProduct | None:  # fmt: skip
     """Return how to stream a weight for up to ``MOST_STREAMED_ROWS`` rows, or ``None``.
 
-    Parts and sums are those of few rows. A warp multiplies 16 outputs: a warpgroup has 64.
+    A warp multiplies 16 outputs: a warpgroup has 64.
 
     Args:
-        few: How the weight streams for few rows.
+        splits: Parts of the inputs.
+        sums: Sums of a part.
         rows: Rows of the batch.
         inputs: Inputs of the weight.
         outputs: Outputs of the weight.
@@ -109,27 +113,46 @@ def choose_streamed_by_warpgroups(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     (tile, _, programs), (_, most_lines) = USUAL, LINES_IN_SHARED_MEMORY
-    candidates = [TilingCandidate(tile, tile // 16, programs, 1, most_lines, few.splits)]
+    candidates = [TilingCandidate(tile, tile // 16, programs, 1, most_lines, splits)]
     if outputs >= 2 * tile * processors:
         even, (_, _, programs) = even_outputs(outputs, 1, processors), LARGE
-        wide = TilingCandidate(even, padded(even) // 16, programs, 1, most_lines, few.splits)
+        wide = TilingCandidate(even, padded(even) // 16, programs, 1, most_lines, splits)
         candidates.insert(0, wide)
     sizes = inputs, outputs, bits, processors, shared_bytes
-    found = _first_that_fits(candidates, rows, MOST_STREAMED_ROWS, *sizes)
-    return found and replace(found, sums=few.sums)
+    found = _first_that_fits(candidates, rows, MOST_STREAMED_ROWS, *sizes, by_warpgroups=True)
+    return found and replace(found, sums=sums)
+
+
+def parts_of_many_rows(inputs: int, outputs: int, bits: int, processors: int) -> int | None:
+    """Return the parts that are fastest by warpgroups, or ``None``, if no parts are equal.
+
+    Other numbers of rows are faster with other parts. These are not for row-invariant products.
+
+    Args:
+        inputs: Inputs of the weight.
+        outputs: Outputs of the weight.
+        bits: Bits of a number of the weight: 4 or 8.
+        processors: Multiprocessors of the device.
+    """
+    lines, least = inputs * bits // 1024, -(-inputs // MOST_INPUTS)
+    most = MOST_PARTS if outputs < USUAL[0] * processors else 1
+    most = max(least, min(most, lines // LEAST_LINES))
+    return max((parts for parts in range(least, most + 1) if lines % parts == 0), default=None)
 
 
 def _first_that_fits(
     candidates: list[TilingCandidate], rows: int, most_rows: int, inputs: int, outputs: int,
-    bits: int, processors: int, shared_bytes: int,
+    bits: int, processors: int, shared_bytes: int, by_warpgroups: bool = False,
 ) -> StreamedProduct | None:  # fmt: skip
     """Return the first tiling that fits into shared memory for ``most_rows``, for these rows.
 
-    The other arguments are those of ``choose_streamed``.
+    The other arguments are those of ``choose_streamed``, and which instructions multiply.
     """
+    pieces = pieces_of_line(by_warpgroups, bits)
     lines, (least_lines, _) = inputs * bits // 1024, LINES_IN_SHARED_MEMORY
     for candidate in candidates:
-        fitting = partial(_fitting_stages, candidate, groups_of_part(inputs, candidate.parts), bits)
+        groups = groups_of_part(inputs, candidate.parts)
+        fitting = partial(_fitting_stages, candidate, groups, bits, pieces)
         least_stages = max(2, least_lines // candidate.lines)
         is_divided = candidate.outputs > 0 and lines % (candidate.parts * candidate.lines) == 0
         if not is_divided or fitting(most_rows, shared_bytes) < least_stages:
@@ -141,11 +164,12 @@ def _first_that_fits(
         stages = max(least_stages, fitting(tile_rows, shared_bytes // programs))
         stages = min(stages, candidate.most_lines // candidate.lines)
         warps = candidate.warps * candidate.lines
-        stage_bytes = candidate.lines * 128 * candidate.outputs // pieces_of_line(tile_rows, bits)
+        stage_bytes = candidate.lines * 128 * candidate.outputs // pieces
         in_flight = stages_in_flight(stage_bytes, programs)
         return StreamedProduct(
-            candidate.outputs, tile_rows, candidate.parts, stages, warps, candidate.lines, in_flight
-        )
+            candidate.outputs, tile_rows, candidate.parts, stages, warps, candidate.lines,
+            in_flight, by_warpgroups=by_warpgroups,
+        )  # fmt: skip
     return None
 
 
@@ -215,13 +239,12 @@ def _warps_and_lines(programs: int, lines: int, bits: int) -> tuple[int, int]:
 
 
 def _fitting_stages(
-    candidate: TilingCandidate, groups: int, bits: int, rows: int, shared_bytes: int
+    candidate: TilingCandidate, groups: int, bits: int, pieces: int, rows: int, shared_bytes: int
 ) -> int:
     """Return the stages of a program that fit into shared memory, beside its scales."""
     outputs = padded(candidate.outputs)
     table_bytes = (6 if bits == 4 else 4) * outputs * groups  # of 32 bits, and 16 of a zero point
-    stage_bytes = candidate.lines * (outputs * 128 + 2 * rows * 1024 // bits)
-    stage_bytes //= pieces_of_line(rows, bits)
+    stage_bytes = candidate.lines * (outputs * 128 + 2 * rows * 1024 // bits) // pieces
     return (shared_bytes - RESERVED_BYTES - BARRIER_BYTES - table_bytes) // stage_bytes
 
 
@@ -249,14 +272,14 @@ def groups_of_part(inputs: int, splits: int) -> int:
     return groups
 
 
-def pieces_of_line(rows: int, bits: int) -> int:
+def pieces_of_line(by_warpgroups: bool, bits: int) -> int:
     """Return the pieces of a line of a weight, each of which is a stage.
 
-    The inputs of many rows fill shared memory: a stage has 128 of them. A line of four bits has
-    twice as many.
+    The inputs of many rows fill shared memory: a stage of warpgroups has 128 of them. A line of
+    four bits has twice as many.
 
     Args:
-        rows: Rows of a program.
+        by_warpgroups: Whether the instructions of a warpgroup multiply.
         bits: Bits of a number.
     """
-    return 2 if rows > FEW_ROWS and bits == 4 else 1
+    return 2 if by_warpgroups and bits == 4 else 1

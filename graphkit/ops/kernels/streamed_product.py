@@ -44,7 +44,12 @@ class StreamedProduct:
             of a part.
         in_flight: Most stages of the weight in flight while the kernel before runs.
         sums: Sums of a part of a quantised weight, added at its end: line i of a part belongs to
-            sum i modulo this number. For few rows, these are the lines of a step.
+            sum i modulo this number. Programs of warps have one for each line of a step.
+        by_warpgroups: Whether the instructions of a warpgroup (``wgmma``) multiply a quantised
+            weight, or those of a warp.
+        in_order: Whether each block of 128 inputs of a quantised weight is summed by itself, and
+            blocks are added in order: all such products with the same parts and sums have equal
+            bits.
     """
 
     outputs: int
@@ -55,6 +60,8 @@ class StreamedProduct:
     lines: int = 1
     in_flight: int = 2
     sums: int = 1
+    by_warpgroups: bool = False
+    in_order: bool = True
 
     @property
     def padded_outputs(self) -> int:

@@ -32,10 +32,23 @@ def _gates_and_ups(tile):
 
 
 @gluon.jit
+def row_at(place):
+    """Return the row at each place of a tile whose layout in shared memory is spread.
+
+    Four consecutive places have every second row of eight, whose inputs are in different banks.
+    """
+    return place // 8 * 8 + place % 4 * 2 + place // 4 % 2
+
+
+@gluon.jit
 def store_tile(
-    out, total, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr
+    out, total, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr,
+    IS_SPREAD: gl.constexpr,
 ):  # fmt: skip
-    """Store the sum of a tile, with the bias in the first part and gated if IS_GATED holds."""
+    """Store the sum of a tile, with the bias in the first part and gated if IS_GATED holds.
+
+    Its rows are in order, or as ``row_at`` has them if IS_SPREAD holds.
+    """
     mma: gl.constexpr = total.type.layout
     BLOCK_N: gl.constexpr = total.shape[0]
     BLOCK_T: gl.constexpr = total.shape[1]
@@ -45,7 +58,10 @@ def store_tile(
         if gl.program_id(2) == 0:
             total += gl.load(bias + n).to(gl.float32)[:, None]
     result = total.to(out.dtype.element_ty)
-    t = gl.program_id(1) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
+    t = gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
+    if IS_SPREAD:
+        t = row_at(t)
+    t += gl.program_id(1) * BLOCK_T
     is_own = (t < rows)[None, :] & (place < OUTPUTS)[:, None]
     if IS_GATED:
         gate, up = _gates_and_ups(result)
@@ -65,17 +81,17 @@ def store_tile(
 def add_block(total, block, factor):
     """Return a sum plus that of a block of 128 inputs times its scale, with one rounding.
 
-    All kernels over quantised weights add blocks so, in the order of the inputs: the bits of a row
-    do not depend on which of them runs.
+    All row-invariant products with quantised weights add blocks so, in the order of the inputs: the
+    bits of a row do not depend on the kernel.
     """
     return gl.fma(block, factor, total)
 
 
 @gluon.jit
-def sum_of_lines(total):
-    """Return the sums of all lines of a step, [LINES, N, T], added in order."""
+def sum_of_lines(total, IN_ORDER: gl.constexpr):
+    """Return the sums of all lines of a step, [LINES, N, T], added in order if IN_ORDER holds."""
     LINES: gl.constexpr = total.shape[0]
-    if LINES <= 2:
+    if LINES <= 2 or not IN_ORDER:
         whole = gl.sum(total, 0)  # two numbers have one sum
     else:
         layout: gl.constexpr = gl.SliceLayout(0, total.type.layout)
@@ -192,20 +208,9 @@ def request_lines(weight, line, byte, box, barrier, is_step):
 
 
 @gluon.jit
-def line_of_step(step, LINES: gl.constexpr, STEPS: gl.constexpr):
-    """Return the line of a part that a step begins with.
-
-    STEPS steps have every LINES-th line, from the first one on. The next STEPS steps have the lines
-    behind these.
-    """
-    return step % STEPS * LINES + step // STEPS
-
-
-@gluon.jit
 def request_early(
     weight, boxes, ready, first, STAGE_BYTES: gl.constexpr, STAGES: gl.constexpr,
     EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr, PIECES: gl.constexpr,
-    STEPS: gl.constexpr,
 ):  # fmt: skip
     """Request EARLY stages of a weight, with at most IN_FLIGHT of them in flight.
 
@@ -215,8 +220,7 @@ def request_early(
     for stage in gl.static_range(EARLY):
         if stage >= IN_FLIGHT:
             mbarrier.wait(ready.index(STAGES + stage - IN_FLIGHT), 0)
-        line = first + line_of_step(stage // PIECES, LINES, STEPS)
-        byte = stage % PIECES * (128 // PIECES)
+        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
         if stage < EARLY - IN_FLIGHT:
             barrier = ready.index(STAGES + stage)
             mbarrier.expect(barrier, weight.block_type.nbytes)
@@ -230,7 +234,7 @@ def request_early(
 def request_rest(
     weight, x, boxes, row_boxes, ready, first, first_row, STAGE_BYTES: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, LINES: gl.constexpr,
-    PIECES: gl.constexpr, STEPS: gl.constexpr,
+    PIECES: gl.constexpr,
 ):  # fmt: skip
     """Request the rows of all stages but the last, then the weight of those from EARLY on."""
     for stage in gl.static_range(STAGES - 1):
@@ -238,12 +242,10 @@ def request_rest(
             mbarrier.expect(ready.index(stage), x.block_type.nbytes)
         elif stage >= EARLY:
             mbarrier.expect(ready.index(stage), STAGE_BYTES)
-        line = first + line_of_step(stage // PIECES, LINES, STEPS)
-        place = [0, line, stage % PIECES, first_row, 0]
+        place = [0, first + stage // PIECES * LINES, stage % PIECES, first_row, 0]
         request(x, place, row_boxes.index(stage), ready.index(stage), True)
     for stage in gl.static_range(EARLY, STAGES - 1):
-        line = first + line_of_step(stage // PIECES, LINES, STEPS)
-        byte = stage % PIECES * (128 // PIECES)
+        line, byte = first + stage // PIECES * LINES, stage % PIECES * (128 // PIECES)
         request_lines(weight, line, byte, boxes.index(stage), ready.index(stage), True)
 
 

@@ -1,4 +1,4 @@
-"""Products of 33 to 64 rows with a quantised weight that streams through shared memory, for CUDA.
+"""Products of more rows with a quantised weight that streams through shared memory, for CUDA.
 
 The ring of stages is that of ``streamed_linear.py``. The instructions of a warpgroup (``wgmma`` of
 sm_90) read the rows from shared memory, once for 64 outputs, and converted numbers from registers:
@@ -20,7 +20,6 @@ from graphkit.ops.kernels.streamed_tile import (
     float8_numbers,
     group_values,
     layout_of_lines,
-    line_of_step,
     nibbles,
     output_at,
     request,
@@ -42,18 +41,18 @@ def streamed_warpgroup_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, SUMS: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, SUMS: gl.constexpr, IN_ORDER: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS lines.
 
-    Every SUMS-th line belongs to a sum of its own, as the lines of a step of
+    Every SUMS-th line belongs to a sum of its own, of up to four, as the lines of a step of
     ``streamed_linear_kernel``, which has the other parameters. STAGES is at most the stages of a
     part and one more.
     """
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     PIECES: gl.constexpr = BLOCKS  # of a line, each a stage
-    SUM_STEPS: gl.constexpr = STEPS // SUMS
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
+    SUMS_BLOCKS: gl.constexpr = HAS_GROUPS or IN_ORDER
     UNITS: gl.constexpr = 64 if x.dtype == gl.bfloat16 else 512  # ``nibble_units``
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -89,9 +88,7 @@ def streamed_warpgroup_kernel(
             point = gl.load(zero_point + scale_row(row, N, SCALE_ROWS))
             zero = zero_offset(point, x, UNITS)[:, None]
 
-    request_early(
-        weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, SUMS, PIECES, SUM_STEPS
-    )  # fmt: skip
+    request_early(weight, boxes, ready, first, NBYTES, STAGES, EARLY, IN_FLIGHT, 1, PIECES)
     if HAS_GROUPS:
         factors = stored_table(scales, 1)
         if zero_point is not None:
@@ -102,55 +99,67 @@ def streamed_warpgroup_kernel(
 
     first_row = gl.program_id(1) * BLOCK_T
     request_rest(
-        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT,
-        SUMS, PIECES, SUM_STEPS,
+        weight, x, boxes, row_boxes, ready, first, first_row, NBYTES, STAGES, EARLY, IN_FLIGHT, 1,
+        PIECES,
     )  # fmt: skip
     none = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, mma)
-    total, whole, held, phase, free = none, none, 0, 0, STAGES - 1
-    for step in range(STEPS):
-        lower, upper = none, none
-        for piece in gl.static_range(PIECES):
-            # Stage ``free`` is written again: its product has been waited for.
-            ahead = step * PIECES + piece + STAGES - 1
-            line = first + line_of_step(ahead // PIECES, SUMS, SUM_STEPS)
-            ahead_piece = ahead % PIECES
-            is_stage = ahead < STEPS * PIECES
-            barrier = ready.index(free)
-            mbarrier.expect(barrier, NBYTES, pred=is_stage)
-            byte = ahead_piece * 64
-            request_lines(weight, line, byte, boxes.index(free), barrier, is_stage)
-            place = [0, line, ahead_piece, first_row, 0]
-            request(x, place, row_boxes.index(free), barrier, is_stage)
-            mbarrier.wait(ready.index(held), phase)
-            loaded = lines.index(held).load(left)
-            block = line_of_step(step, SUMS, SUM_STEPS) * BLOCKS
-            for part in gl.static_range(BLOCKS):
-                right = inputs.index(held * BLOCKS + part).permute((1, 0))
-                if BITS == 8:
-                    numbers = float8_numbers(loaded, x)
-                else:
-                    offset = zero
-                    if HAS_GROUPS and zero_point is not None:
-                        offset = zeros.index(block + part).permute((1, 0)).load(left)
-                    numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 2)
-                if part == 0:
-                    lower = warpgroup_mma(numbers, right, lower, use_acc=piece > 0)
-                else:
-                    upper = warpgroup_mma(numbers, right, upper, use_acc=piece > 0)
-            free = held
-            phase = gl.where(held == STAGES - 1, 1 - phase, phase)
-            held = gl.where(held == STAGES - 1, 0, held + 1)
-        for part in gl.static_range(BLOCKS):
-            if HAS_GROUPS:
-                table = factors.index(block + part)
-                factor = table.permute((1, 0)).load(mma).to(gl.float32)
-            total = add_block(total, upper if part else lower, factor)
-        if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
-            if (step + 1) % SUM_STEPS == 0:
-                whole += total
-                total = none
+    total, second, third, fourth = none, none, none, none
+    held, phase, free = 0, 0, STAGES - 1
+    for step in range(STEPS // SUMS):
+        for own in gl.static_range(SUMS):
+            lower, upper = none, none
+            for piece in gl.static_range(PIECES):
+                # Stage ``free`` is written again: its product has been waited for.
+                ahead = (step * SUMS + own) * PIECES + piece + STAGES - 1
+                line, ahead_piece = first + ahead // PIECES, ahead % PIECES
+                is_stage = ahead < STEPS * PIECES
+                barrier = ready.index(free)
+                mbarrier.expect(barrier, NBYTES, pred=is_stage)
+                byte = ahead_piece * 64
+                request_lines(weight, line, byte, boxes.index(free), barrier, is_stage)
+                place = [0, line, ahead_piece, first_row, 0]
+                request(x, place, row_boxes.index(free), barrier, is_stage)
+                mbarrier.wait(ready.index(held), phase)
+                loaded = lines.index(held).load(left)
+                block = (step * SUMS + own) * BLOCKS
+                for part in gl.static_range(BLOCKS):
+                    right = inputs.index(held * BLOCKS + part).permute((1, 0))
+                    if BITS == 8:
+                        numbers = float8_numbers(loaded, x)
+                    else:
+                        offset = zero
+                        if HAS_GROUPS and zero_point is not None:
+                            offset = zeros.index(block + part).permute((1, 0)).load(left)
+                        numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 2)
+                    if not SUMS_BLOCKS:
+                        total = warpgroup_mma(numbers, right, total)
+                    elif part == 0:
+                        lower = warpgroup_mma(numbers, right, lower, use_acc=piece > 0)
+                    else:
+                        upper = warpgroup_mma(numbers, right, upper, use_acc=piece > 0)
+                free = held
+                phase = gl.where(held == STAGES - 1, 1 - phase, phase)
+                held = gl.where(held == STAGES - 1, 0, held + 1)
+            if SUMS_BLOCKS:
+                for part in gl.static_range(BLOCKS):
+                    if HAS_GROUPS:
+                        table = factors.index(block + part)
+                        factor = table.permute((1, 0)).load(mma).to(gl.float32)
+                    added = upper if part else lower
+                    if own == 0:
+                        total = add_block(total, added, factor)
+                    elif own == 1:
+                        second = add_block(second, added, factor)
+                    elif own == 2:
+                        third = add_block(third, added, factor)
+                    else:
+                        fourth = add_block(fourth, added, factor)
     if SUMS > 1:
-        total = whole
+        total += second
+    if SUMS > 2:
+        total = total + third + fourth
+    if not SUMS_BLOCKS:
+        total *= factor
     if BITS == 4:
         total *= UNITS
-    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED)
+    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED, False)

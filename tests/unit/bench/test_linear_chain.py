@@ -20,8 +20,10 @@ def test_every_kind_is_measured_beside_torch(bench, tmp_path):
     assert seen == {
         (f"layer, {rows} rows", variant)
         for rows in (1, 3)
-        for variant in ("bfloat16", *bench.KINDS)
-    }
+        for variant in (
+            "bfloat16", *bench.KINDS, *(f"{kind}, row-invariant" for kind in bench.KINDS[1:])
+        )
+    }  # fmt: skip
 
 
 def test_every_product_of_a_layer_counts(bench):

@@ -203,7 +203,7 @@ def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatc
 
 @pytest.mark.slow
 @compiles
-@pytest.mark.parametrize("result", [{}, {"swiglu": True}], ids=str)
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}, {"row_invariant": False}], ids=str)
 @pytest.mark.parametrize("rows", [1, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_that_stream_their_weight_compile(dtype, rows, result, monkeypatch):

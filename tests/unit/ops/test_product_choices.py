@@ -21,7 +21,7 @@ def streamed(rows, inputs, outputs, bits):
     few = streaming.choose_streamed(min(rows, streaming.FEW_ROWS), *sizes)
     if rows <= streaming.FEW_ROWS:
         return few
-    return streaming.choose_streamed_by_warpgroups(few, rows, *sizes)
+    return streaming.choose_streamed_by_warpgroups(few.splits, few.sums, rows, *sizes)
 
 
 @pytest.mark.parametrize("starts_early", [False, True])
@@ -64,7 +64,7 @@ def test_a_multiprocessor_has_few_bytes_in_flight_while_the_kernel_before_runs(
             product = streamed(rows, inputs, outputs, bits)
         stage = product.lines * 128 * product.outputs
         if bits != 16:
-            stage //= streaming.pieces_of_line(product.rows, bits)
+            stage //= streaming.pieces_of_line(product.by_warpgroups, bits)
         stage *= min(-(-(outputs // product.outputs) * product.splits // 132), 2)
         assert product.in_flight == 1 or stage * (product.in_flight - 1) < 48 * 1024
 
@@ -112,10 +112,92 @@ def test_the_parts_of_a_streamed_weight_do_not_depend_on_the_rows(outputs, input
         assert product.rows >= rows
         assert product.num_stages >= 2
         stage = product.lines * (product.padded_outputs * 128 + product.rows * 2048 // bits)
-        stage //= streaming.pieces_of_line(product.rows, bits)
+        stage //= streaming.pieces_of_line(product.by_warpgroups, bits)
         groups = streaming.groups_of_part(inputs, product.splits)
         tables = product.padded_outputs * groups * (6 if bits == 4 else 4)
         assert product.num_stages * stage + tables <= 227 * 1024
+
+
+FASTEST = {
+    (6144, 4096, 8): (
+        (64, 8, 4, 3, 8, 2, 1),
+        (64, 16, 4, 3, 8, 2, 1),
+        (64, 32, 4, 2, 8, 2, 1),
+        (64, 64, 4, 3, 4, 1, 2),
+        (128, 64, 2, 8, 3, 1, 512),
+    ),
+    (4096, 4096, 8): (
+        (64, 8, 2, 3, 16, 4, 2),
+        (64, 16, 2, 3, 16, 4, 2),
+        (64, 32, 2, 3, 16, 4, 2),
+        (64, 64, 4, 4, 4, 1, 3),
+        (128, 64, 4, 8, 3, 1, 512),
+    ),
+    (28672, 4096, 8): (
+        (112, 8, 1, 5, 8, 1, 2),
+        (112, 16, 1, 4, 8, 1, 2),
+        (112, 32, 1, 4, 8, 1, 2),
+        (112, 64, 1, 3, 8, 1, 2),
+        (128, 64, 1, 8, 3, 1, 512),
+    ),
+    (4096, 14336, 8): (
+        (64, 8, 4, 5, 4, 2, 2),
+        (64, 16, 4, 4, 4, 2, 2),
+        (64, 32, 4, 3, 4, 2, 2),
+        (64, 64, 4, 4, 4, 1, 3),
+        (128, 64, 4, 8, 3, 1, 512),
+    ),
+    (6144, 4096, 4): (
+        (64, 8, 4, 5, 4, 1, 2),
+        (64, 16, 4, 4, 4, 1, 2),
+        (64, 32, 4, 3, 4, 1, 2),
+        (64, 64, 4, 3, 4, 1, 4),
+        (64, 64, 2, 4, 3, 1, 512),
+    ),
+    (4096, 4096, 4): (
+        (64, 8, 2, 6, 8, 2, 3),
+        (64, 16, 2, 6, 8, 2, 3),
+        (64, 32, 2, 4, 8, 2, 3),
+        (64, 64, 4, 5, 4, 1, 6),
+        (64, 64, 4, 4, 3, 1, 512),
+    ),
+    (28672, 4096, 4): (
+        (32, 8, 1, 3, 2, 1, 2),
+        (32, 16, 1, 3, 2, 1, 2),
+        (32, 32, 1, 3, 2, 1, 2),
+        (112, 64, 1, 3, 8, 1, 4),
+        (64, 64, 1, 4, 3, 1, 512),
+    ),
+    (4096, 14336, 4): (
+        (64, 8, 8, 4, 4, 1, 2),
+        (64, 16, 8, 3, 4, 1, 2),
+        (64, 32, 8, 3, 4, 1, 2),
+        (64, 64, 4, 5, 4, 1, 6),
+        (64, 64, 4, 4, 3, 1, 512),
+    ),
+}  # fmt: skip
+"""Products of 1, 16, 32, 48 and 128 rows that need no order of sums, by outputs, inputs and bits,
+as ``tools/bench/linear_chain.py --sweep`` selected them on an H200: outputs, rows, parts, stages,
+warps, lines and stages in flight; of more than 64 rows outputs, rows, parts, warps, stages,
+unrolled steps and bytes that are requested early."""
+
+
+@pytest.mark.parametrize("weight", FASTEST, ids=str)
+def test_products_that_need_no_order_of_sums_are_the_fastest(weight, monkeypatch):
+    monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
+    monkeypatch.setattr(config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(config, "has_warpgroups", lambda _: True)
+    outputs, inputs, bits = weight
+    for rows, found in zip((1, 16, 32, 48, 128), FASTEST[weight], strict=True):
+        product = config.choose_product(
+            rows, inputs, outputs, bits, torch.device("cuda"), torch.bfloat16, row_invariant=False
+        )
+        assert tuple(getattr(product, name) for name in product.__slots__[:7]) == found
+        if rows > streaming.FEW_ROWS:
+            assert product.sums == 1
+        if isinstance(product, StreamedProduct):
+            assert not product.in_order
+            assert product.by_warpgroups == (rows > streaming.FEW_ROWS)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -135,6 +217,7 @@ def test_the_order_of_a_sum_does_not_depend_on_the_rows(
         for rows in (1, 8, 32, 33, 64, 65, 256, 257, 8192)
     ]
     assert len({(product.splits, product.sums) for product in products}) == 1
+    assert all(getattr(product, "in_order", True) for product in products)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,15 @@ def test_products_match_the_reference(run):
 
 
 @by(INTERPRETER)
+@pytest.mark.parametrize("most_rows", [2, 256])
+def test_products_that_need_no_order_match_the_reference(run, most_rows, monkeypatch):
+    monkeypatch.setattr(config, "MOST_ROWS", most_rows)
+    for args in cases.cases(CPU, (torch.float16,), (3, 33), shapes=((40, 648),)):
+        got = run(quantized_linear, *args, row_invariant=False)
+        cases.assert_close(got, quantized_linear(*args), args[0].shape[1])
+
+
+@by(INTERPRETER)
 def test_tiles_of_rows_match_the_reference(run):
     check(run, (torch.float32,), (64, 65, 130), shapes=((40, 72), (130, 200)))
 
@@ -227,10 +236,12 @@ def on_cpu(args):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 1100])
-def test_the_kernel_matches_the_reference(rows):
+@pytest.mark.parametrize("row_invariant", [True, False])
+def test_the_kernel_matches_the_reference(rows, row_invariant):
     for args in cases.cases(CUDA, DTYPES, [rows]):
         expected = quantized_linear(*on_cpu(args))
-        cases.assert_close(quantized_linear(*args).cpu(), expected, args[0].shape[1])
+        got = quantized_linear(*args, row_invariant=row_invariant)
+        cases.assert_close(got.cpu(), expected, args[0].shape[1])
 
 
 @pytest.mark.gpu
@@ -270,14 +281,19 @@ def test_products_are_captured_without_a_synchronisation(rows):
 
 
 STREAMED = [
-    StreamedProduct(*each)
+    StreamedProduct(*each, in_order=in_order)
     for each in (
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (32, 8, 2, 4, 1),
         (64, 32, 1, 3, 2), (128, 8, 1, 5, 8), (32, 8, 1, 3, 2), (64, 8, 1, 2, 8, 2),
         (64, 32, 1, 2, 16, 4), (128, 16, 2, 3, 16, 2), (32, 8, 1, 3, 8, 4),
-        (64, 64, 2, 3), (96, 64, 1, 4, 8),
     )
+    for in_order in (True, False)
 ]  # fmt: skip
+STREAMED += [
+    StreamedProduct(*each, by_warpgroups=True, in_order=in_order)
+    for each in ((64, 64, 2, 3), (96, 64, 1, 4, 8), (64, 32, 2, 3))
+    for in_order in (True, False)
+]
 STREAMED += sanitized(StreamedProduct(96, 8, 1, 3, 8), StreamedProduct(48, 16, 2, 2, 8, 2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import pytest
@@ -10,7 +11,7 @@ from triton._C.libtriton import gluon_ir, ir
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from graphkit.ops.kernels.streamed_linear import _layout_of_block
-from graphkit.ops.kernels.streamed_tile import layout_of_lines
+from graphkit.ops.kernels.streamed_tile import layout_of_lines, row_at
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7),
@@ -35,17 +36,33 @@ def addresses(layout, shape):
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 @pytest.mark.parametrize("lines", [1, 2, 4])
-def test_rows_are_read_where_their_descriptor_writes_them(rows, lines):
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_rows_are_read_where_their_descriptor_writes_them(rows, lines, is_spread):
     written = addresses(NVMMASharedLayout(128, 16, 5), [1, lines, 2, rows, 64])
-    read = addresses(_layout_of_block(lines, rows), [lines, rows, 128])
-    assert [place(each, rows) for each in written] == read
+    read = addresses(_layout_of_block(lines, rows, is_spread), [lines, rows, 128])
+    assert [place(each, rows, is_spread) for each in written] == read
 
 
-def place(flat, rows):
+@pytest.mark.parametrize("rows", [8, 16, 32])
+def test_eight_bytes_of_the_rows_of_half_a_warp_are_in_different_banks(rows):
+    """A thread takes four inputs of a row; four threads have those that follow one another."""
+    shape = [1, rows, 128]
+    bases = addresses(_layout_of_block(1, rows, True), shape)
+    address = {0: 0}
+    for bit, base in enumerate(bases):
+        address |= {place ^ base: at | 1 << bit for place, at in address.items()}
+    for first, group in product(range(0, rows, 4), range(8)):
+        elements = [(first + row) * 128 + group * 16 + 4 * t for row in range(4) for t in range(4)]
+        assert len({address[element] * 2 // 8 % 16 for element in elements}) == 16
+
+
+def place(flat, rows, is_spread=False):
     """Return the place in [lines, rows, 128] of one in [lines, 2, rows, 64]."""
     others, column = divmod(flat, 64)
     others, row = divmod(others, rows)
     line, half = divmod(others, 2)
+    if is_spread:
+        row = [row_at.fn(each) for each in range(rows)].index(row)
     return (line * rows + row) * 128 + half * 64 + column
 
 

@@ -37,13 +37,18 @@ def interpreted(monkeypatch):
 
 
 STREAMED = [
-    StreamedProduct(*each)
+    StreamedProduct(*each, in_order=in_order)
     for each in (
         (64, 8, 1, 2), (64, 8, 4, 3), (128, 16, 2, 5), (64, 32, 1, 3, 2), (64, 8, 1, 2, 4, 2),
-        (64, 16, 2, 2, 8, 2), (64, 8, 1, 2, 16, 4),
-        (96, 8, 1, 3), (48, 8, 2, 2, 4, 2), (64, 64, 2, 3), (96, 64, 1, 4, 8), (48, 64, 1, 2),
+        (64, 16, 2, 2, 8, 2), (64, 8, 1, 2, 16, 4), (96, 8, 1, 3), (48, 8, 2, 2, 4, 2),
     )
+    for in_order in (True, False)
 ]  # fmt: skip
+STREAMED += [
+    StreamedProduct(*each, by_warpgroups=True, in_order=in_order)
+    for each in ((64, 64, 2, 3), (96, 64, 1, 4, 8), (48, 64, 1, 2), (64, 32, 1, 3))
+    for in_order in (True, False)
+]
 CALLS = [
     (product, result)
     for product in STREAMED
@@ -70,8 +75,13 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
     [
         StreamedProduct(64, 8, 1, 2), StreamedProduct(64, 8, 4, 3, sums=1),
         StreamedProduct(64, 16, 2, 2, 8, 2, sums=2), StreamedProduct(64, 8, 1, 2, 16, 4, sums=4),
-        StreamedProduct(64, 64, 1, 3, sums=2), StreamedProduct(96, 64, 1, 4, 8, sums=4),
-        StreamedProduct(48, 64, 2, 2, sums=2), StreamedProduct(64, 64, 4, 2),
+        *(
+            StreamedProduct(*each, sums=sums, by_warpgroups=True)
+            for sums, *each in (
+                (2, 64, 64, 1, 3), (4, 96, 64, 1, 4, 8), (2, 48, 64, 2, 2), (1, 64, 64, 4, 2),
+                (2, 64, 32, 1, 5),
+            )
+        ),
     ],
     ids=str,
 )  # fmt: skip
@@ -109,9 +119,10 @@ def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
             quantized_cases.assert_close(got, expected, 1024)
 
 
-@pytest.mark.parametrize("rows", [8, 64])
-def test_no_rows_have_no_products(rows, interpreted):
-    op, product = OPS["quantized_linear"], StreamedProduct(64, rows, 2, 3)
+@pytest.mark.parametrize("by_warpgroups", [False, True])
+def test_no_rows_have_no_products(by_warpgroups, interpreted):
+    op = OPS["quantized_linear"]
+    product = StreamedProduct(64, 16, 2, 3, by_warpgroups=by_warpgroups)
     for x, *others in quantized_cases.cases(CPU, [torch.float16], [0], shapes=((768, 1024),)):
         for result in ({}, {"swiglu": True}, {"split_k_partials": True}):
             got = op.launch(op.arguments(x, *others, **result), product)
@@ -155,11 +166,11 @@ class Requests:
             self.most = max(self.most, self.in_flight)
 
 
-@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize("by_warpgroups", [False, True])
 @pytest.mark.parametrize("in_flight", [1, 2, 9])
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
-    bits, in_flight, rows, interpreted, monkeypatch
+    bits, in_flight, by_warpgroups, interpreted, monkeypatch
 ):
     """Stages of four bits that are not in flight by then are requested behind the rows."""
     stages, x = 4, torch.zeros(1, 1024, dtype=torch.bfloat16)
@@ -170,7 +181,8 @@ def test_few_stages_are_requested_at_a_time_while_the_kernel_before_runs(
         (tensors, *_) = [
             each for found, *each, _ in quantized_cases.weights(CPU, [(64, 1024)]) if found == kind
         ]
-    product = StreamedProduct(64, max(rows, bits), 1, stages, in_flight=in_flight)
+    by_warpgroups = by_warpgroups and bits < 16
+    product = StreamedProduct(64, 16, 1, stages, in_flight=in_flight, by_warpgroups=by_warpgroups)
     requests = Requests(monkeypatch)
     OPS[name].launch(OPS[name].arguments(x, *tensors, split_k_partials=True), product)
     expected = {16: stages, 8: stages - 1, 4: min(in_flight, stages - 1)}[bits]
