@@ -86,11 +86,12 @@ class SizeCapture:
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 sizes = self._table.sizes[::-1]
-                compile_ahead(self._backend, [partial(self._run, size) for size in sizes])
+                runs = [partial(self._run, size) for size in sizes]
+                is_warm = self._backend.compiles_kernels and not compile_ahead(self._backend, runs)
                 for size in sizes:
                     began = time.perf_counter()
                     # What the largest size has allocated serves the others.
-                    warm_ups = 1 if graphs else self._backend.warm_ups
+                    warm_ups = 1 if graphs or is_warm else self._backend.warm_ups
                     graphs[size] = self._one(size, warm_ups)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))

@@ -237,12 +237,13 @@ def test_nothing_runs_ahead_where_there_are_no_kernels():
     assert compile_ahead(gk.RecorderBackend(), [pytest.fail]) == 0
 
 
-def test_a_capture_compiles_the_kernels_of_all_sizes_before_the_first_warm_up(op):
-    backend, x, events = CompilingBackend(), torch.zeros(1), []
+def runner_of(op, x):
+    """Return a runner of two sizes whose forward runs an op, and the sizes of its runs."""
+    backend, runs = CompilingBackend(), []
     backend.warm_ups = 2
 
     def forward(inputs):
-        events.append(inputs.batch_size)
+        runs.append(inputs.batch_size)
         op(x, inputs.batch_size)
         return gk.ForwardOutput(next_token_logits=torch.zeros(inputs.batch_size, 8))
 
@@ -256,8 +257,21 @@ def test_a_capture_compiles_the_kernels_of_all_sizes_before_the_first_warm_up(op
         backend=backend,
         mutable_state={"x": x},
     )
+    return runner, runs
+
+
+def test_a_capture_compiles_the_kernels_of_all_sizes_before_the_first_warm_up(op):
+    x = torch.zeros(1)
+    runner, runs = runner_of(op, x)
     runner.capture()
     compiled, captured = [3, 1], [3, 3, 3, 1, 1]
-    assert events == compiled + captured
+    assert runs == compiled + captured
     assert op.kernel.launches == len(captured)
     assert x.tolist() == [0.0], "mutable state is restored"
+
+
+def test_a_pass_that_compiles_nothing_is_a_warm_up(op):
+    compile_ahead(CompilingBackend(), [lambda: [op(torch.zeros(1), size) for size in (1, 3)]])
+    runner, runs = runner_of(op, torch.zeros(1))
+    runner.capture()
+    assert runs == [3, 3, 3, 1, 1]
