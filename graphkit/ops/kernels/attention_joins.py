@@ -16,6 +16,7 @@ from graphkit.ops.kernels.attention_segments import (
     load_sums,
     no_sums,
     products,
+    rescaled,
     scaled,
     segment_at,
     segment_begin,
@@ -52,6 +53,41 @@ def join_segments_kernel(
             batch = batch + (own,)  # type: ignore[assignment]  # noqa: RUF005
         for offset in tl.static_range(BATCH):
             acc, top, total = joined(acc, top, total, *batch[offset])
+    value_scale = None
+    if value_scale_M is not None:
+        own_scale = value_scale_M + row % HEADS // GROUP
+        value_scale = tl.load(own_scale, mask=is_row, other=0.0)[:, None]
+    store_attended(out, row, is_row, dim, acc, total, value_scale, VALUE_DIM)
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def join_splits_kernel(
+    out, segment_acc, segment_top, segment_total, segment_count, sinks, value_scale_M, rows, splits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """As ``join_segments_kernel``, for up to BLOCK_S splits, which it joins at once."""
+    wait_for_kernel_before(STARTS_EARLY)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    dim = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    is_row = row < rows
+    split = tl.arange(0, BLOCK_S)
+    # Loads do not wait for the count, which is 0 for rows of no request: their sums are undefined.
+    count = tl.load(segment_count + row, mask=is_row, other=0)
+    place = split[None, :] * rows + row[:, None]
+    is_split = split[None, :] < count[:, None]
+    may_load = is_row[:, None] & (split < splits)[None, :]
+    tops = tl.load(segment_top + place, mask=may_load, other=float("-inf"))
+    totals = tl.load(segment_total + place, mask=may_load, other=0.0)
+    cells = segment_acc + place[:, :, None] * VALUE_DIM + dim[None, None, :]
+    is_cell = may_load[:, :, None] & (dim < VALUE_DIM)[None, None, :]
+    sums = tl.load(cells, mask=is_cell, other=0.0)
+    tops = tl.where(is_split, tops, float("-inf"))
+    acc, top, total = sink_sums(sinks, row % HEADS, is_row, BLOCK_M, BLOCK_E)
+    new_top = tl.maximum(top, tl.max(tops, 1))
+    weight = rescaled(tops, new_top[:, None])
+    total = total * rescaled(top, new_top) + tl.sum(tl.where(is_split, totals, 0.0) * weight, 1)
+    acc = tl.sum(tl.where(is_split[:, :, None], sums, 0.0) * weight[:, :, None], 1)
     value_scale = None
     if value_scale_M is not None:
         own_scale = value_scale_M + row % HEADS // GROUP
@@ -127,7 +163,7 @@ def join_paths_kernel(
         own = load_sums(segment_acc, segment_top, segment_total, stored, is_row, dim, VALUE_DIM)
         acc, top, total = joined(acc, top, total, *own)
         stored += tokens * HEADS
-    own_acc, own_acc_odd, own_top, own_total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
+    own_acc, own_acc_odd, own_top, own_total = no_sums(BLOCK_M, BLOCK_E, 16, IS_PAIRED)
     own, own_top, own_sum = load_sums(
         segment_acc, segment_top, segment_total, stored, is_row & goes_on, dim, VALUE_DIM
     )
@@ -174,15 +210,15 @@ def join_paths_kernel(
         scores = scaled(scores, lack, scale_log2, cap_log2, IS_PAIRED, HAS_CAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         own_acc, own_acc_odd, own_top, own_total = add_block(
-            own_acc, own_acc_odd, own_top, own_total, scores, v, q, IS_PAIRED, HAS_FLOAT8_CVT,
-            PRECISION,
+            own_acc, own_acc_odd, own_top, own_total, scores, v, q, True, IS_PAIRED,
+            HAS_FLOAT8_CVT, PRECISION,
         )  # fmt: skip
         if start + BLOCK_N == segment_begin(segment + 1):
-            own, own_sum = whole_sums(own_acc, own_acc_odd, own_total, IS_PAIRED)
+            own, own_sum = whole_sums(own_acc, own_acc_odd, own_total, True, IS_PAIRED)
             acc, top, total = joined(acc, top, total, own, own_top, own_sum)
-            own_acc, own_acc_odd, own_top, own_total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
+            own_acc, own_acc_odd, own_top, own_total = no_sums(BLOCK_M, BLOCK_E, 16, IS_PAIRED)
             segment += 1
-    own, own_sum = whole_sums(own_acc, own_acc_odd, own_total, IS_PAIRED)
+    own, own_sum = whole_sums(own_acc, own_acc_odd, own_total, True, IS_PAIRED)
     acc, top, total = joined(acc, top, total, own, own_top, own_sum)
     value_scale = None
     if value_scale_M is not None:

@@ -138,15 +138,15 @@ def scaled(
 
 @triton.jit
 def no_sums(
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, IS_PAIRED: tl.constexpr
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, COLUMNS: tl.constexpr, IS_PAIRED: tl.constexpr
 ):  # fmt: skip
     """Return ``acc``, ``acc_odd``, ``top`` and ``total`` of no keys.
 
-    ``total`` has 16 equal columns. If IS_PAIRED, ``acc`` has the even elements of the values and
-    ``acc_odd`` the odd ones; otherwise ``acc_odd`` is not used.
+    ``total`` has COLUMNS; see ``add_block``. If IS_PAIRED, ``acc`` has the even elements of the
+    values and ``acc_odd`` the odd ones; otherwise ``acc_odd`` is not used.
     """
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M, 16], tl.float32)
+    total = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
     if IS_PAIRED:
         acc = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_E // 2], tl.float32)
@@ -158,20 +158,29 @@ def no_sums(
 
 @triton.jit
 def add_block(
-    acc, acc_odd, top, total, scores, v, q,
+    acc, acc_odd, top, total, scores, v, q, IS_SEGMENTED: tl.constexpr,
     IS_PAIRED: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of ``no_sums`` with those of a block of keys. ``v`` is [keys, elements].
 
-    Weights have the dtype of the query rows ``q``.
+    Weights have the dtype of the query rows ``q``. If IS_SEGMENTED, ``total`` has 16 equal columns,
+    products of the weights and ones, whose order the layout does not decide. Otherwise it has a
+    column per key of a block, which ``whole_sums`` adds: a sum over keys waits for other warps. Or
+    it has one column, where registers are few.
     """
     new_top = tl.maximum(top, tl.max(scores, 1))
     # The base of a row that has seen no key yet: without it, it would compute inf - inf.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - base[:, None]).to(q.dtype)
+    weights = tl.exp2(scores - base[:, None])
     shrink = rescaled(top, new_top)[:, None]
-    ones = tl.full([scores.shape[1], 16], 1.0, tl.float32).to(q.dtype)
-    total = tl.dot(weights, ones, total * shrink, input_precision=PRECISION)
+    if IS_SEGMENTED:
+        ones = tl.full([scores.shape[1], 16], 1.0, tl.float32).to(q.dtype)
+        total = tl.dot(weights.to(q.dtype), ones, total * shrink, input_precision=PRECISION)
+    elif total.shape[1] == 1:
+        total = total * shrink + tl.sum(weights, 1)[:, None]
+    else:
+        total = total * shrink + weights
+    weights = weights.to(q.dtype)
     acc = acc * shrink
     if IS_PAIRED:
         v, v_odd = float8_pairs(v, HAS_FLOAT8_CVT)
@@ -181,11 +190,13 @@ def add_block(
 
 
 @triton.jit
-def whole_sums(acc, acc_odd, total, IS_PAIRED: tl.constexpr):
+def whole_sums(acc, acc_odd, total, IS_SEGMENTED: tl.constexpr, IS_PAIRED: tl.constexpr):
     """Return all elements of ``acc``, and ``total`` as one column, from those of ``add_block``."""
     if IS_PAIRED:
         acc = tl.interleave(acc, acc_odd)
-    return acc, tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, total, 0.0), 1)
+    if IS_SEGMENTED:
+        total = tl.where(tl.arange(0, 16)[None, :] == 0, total, 0.0)
+    return acc, tl.sum(total, 1)
 
 
 @triton.jit

@@ -66,17 +66,17 @@ def choose_tiles(rows: int, bits: int) -> ExpertTiles:
     stages of a program are in flight, with 128 bytes or 128 numbers of 16 bits of each output: 48
     KiB in each of two programs in 16 bits, and 12 KiB in each of six or more else. These numbers of
     outputs and warps are those of ``choose_product`` for few rows, and for many from ``MOST_ROWS``
-    on.
+    on. One row in 16 bits, and numbers of four bits, were fastest as below (``--sweep``).
 
     Args:
         rows: Rows of the batch.
         bits: Bits of a number of the weight.
     """
-    least, most, stages = 16, MOST_ROWS, 4
+    least, most, stages = 16, MOST_ROWS, 3 if bits == 4 else 4
     if bits > 16:
         outputs, warps, stages = 32, 2, 2
     elif bits == 16:
-        outputs, warps = 64, 4
+        outputs, warps = (128, 8) if rows == 1 else (64, 4)
     elif rows <= MOST_ROWS:
         outputs, warps, least = 32, 2, 8
         most = 32  # more take too many registers; further tiles read the weight from the L2 cache

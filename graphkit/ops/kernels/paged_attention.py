@@ -18,7 +18,11 @@ from graphkit.ops.kernels.attention_config import (
     count_segments,
     spread_rows,
 )
-from graphkit.ops.kernels.attention_joins import join_paths_kernel, join_segments_kernel
+from graphkit.ops.kernels.attention_joins import (
+    join_paths_kernel,
+    join_segments_kernel,
+    join_splits_kernel,
+)
 from graphkit.ops.kernels.attention_segments import LOG2_E
 from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
 from graphkit.ops.kernels.launch import launch
@@ -32,6 +36,8 @@ ALIGNED = 16
 """Divisor of addresses and strides that Triton specialises a kernel for."""
 JOINED_SUMS = 8
 """Segments whose sums a program that joins them has in flight."""
+JOINED_ROWS = 4
+"""Rows of a program that joins splits, if each multiprocessor then has a program; otherwise 1."""
 NODE_ROWS = 16
 """Query heads of a program that attends over the path of a node, the least of a product."""
 
@@ -48,13 +54,22 @@ def join_segments(args: Any, out: torch.Tensor, segments: dict[str, torch.Tensor
     """
     tokens, heads, value_dim = out.shape
     rows = tokens * heads
-    are_many = rows >= 4 * multiprocessors(out.device)[0]
-    block = min(64 if are_many else 32, triton.next_power_of_2(value_dim))
+    are_many = rows >= JOINED_ROWS * multiprocessors(out.device)[0]
+    block, block_rows = 64 if are_many else 32, 1
+    kernel: Any = join_segments_kernel
+    options: dict[str, Any] = {"BATCH": JOINED_SUMS, "enable_fp_fusion": False}
+    if not args.row_invariant:
+        kernel, splits = join_splits_kernel, len(segments["segment_acc"])
+        options = {"splits": splits, "BLOCK_S": triton.next_power_of_2(splits)}
+        # A warp has 2048 numbers, or 512 if there are few rows: each program then ends sooner.
+        block = min(128, max(32, (2048 if are_many else 512) // options["BLOCK_S"]))
+        block_rows = JOINED_ROWS if are_many else 1
+    block = min(block, triton.next_power_of_2(value_dim))
     launch(
-        join_segments_kernel, (rows, triton.cdiv(value_dim, block)), args, out=out,
+        kernel, (triton.cdiv(rows, block_rows), triton.cdiv(value_dim, block)), args, out=out,
         sinks=args.sinks_N, rows=rows, HEADS=heads, GROUP=heads // args.value_cache.shape[1],
-        VALUE_DIM=value_dim, BLOCK_M=1, BLOCK_E=block, BATCH=JOINED_SUMS, num_warps=1,
-        enable_fp_fusion=False, **segments,
+        VALUE_DIM=value_dim, BLOCK_M=block_rows, BLOCK_E=block, num_warps=block_rows, **options,
+        **segments,
     )  # fmt: skip
 
 

@@ -108,6 +108,7 @@ def paged_attention_kernel(
     BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
+    COLUMNS: tl.constexpr = 16 if IS_SEGMENTED else 1 if SHARED else BLOCK_N
     IS_FIRST_KNOWN: tl.constexpr = not (IS_SEGMENTED or WINDOW)
     split = tl.program_id(1)
     kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
@@ -213,7 +214,7 @@ def paged_attention_kernel(
     elif WINDOW:
         first += keys_begin // RUN * RUN
 
-    acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
+    acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, COLUMNS, IS_PAIRED)
     if IS_SEGMENTED and not IS_SPLIT:
         whole_acc, whole_top, whole_total = sink_sums(sinks, head, is_row, BLOCK_M, BLOCK_E)
     if key_scale_M is not None:
@@ -299,14 +300,15 @@ def paged_attention_kernel(
         if WINDOW or SHARED or start + BLOCK_N > open_end:
             scores = tl.where(visible, scores, float("-inf"))
         acc, acc_odd, top, total = add_block(
-            acc, acc_odd, top, total, scores, v, q, IS_PAIRED, HAS_FLOAT8_CVT, PRECISION
-        )
+            acc, acc_odd, top, total, scores, v, q, IS_SEGMENTED, IS_PAIRED, HAS_FLOAT8_CVT,
+            PRECISION,
+        )  # fmt: skip
         if IS_SEGMENTED:
             is_end = start + BLOCK_N == segment_begin(segment + 1)
             if IS_SPLIT or not MASK_COLUMNS:
                 is_end |= start + BLOCK_N >= last
             if is_end:
-                own_acc, own_total = whole_sums(acc, acc_odd, total, IS_PAIRED)
+                own_acc, own_total = whole_sums(acc, acc_odd, total, IS_SEGMENTED, IS_PAIRED)
                 if IS_SPLIT:
                     place = (segment - first_segment).to(tl.int64) * tokens * HEADS + token * HEADS
                     store_sums(
@@ -318,13 +320,13 @@ def paged_attention_kernel(
                         whole_acc, whole_top, whole_total, own_acc, top, own_total
                     )
                 segment += 1
-                acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, IS_PAIRED)
+                acc, acc_odd, top, total = no_sums(BLOCK_M, BLOCK_E, COLUMNS, IS_PAIRED)
 
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()  # of programs without keys
     place = token * HEADS + head
     if not IS_SEGMENTED:
-        own_acc, own_total = whole_sums(acc, acc_odd, total, IS_PAIRED)
+        own_acc, own_total = whole_sums(acc, acc_odd, total, IS_SEGMENTED, IS_PAIRED)
         if IS_SPLIT:
             first_segment, end_segment = 0, splits
             own_place = split.to(tl.int64) * tokens * HEADS + place
@@ -345,7 +347,7 @@ def paged_attention_kernel(
             segment_acc, segment_top, segment_total, place, is_row, dim, whole_acc, whole_top,
             whole_total, VALUE_DIM,
         )  # fmt: skip
-        own_acc, own_total = whole_sums(acc, acc_odd, total, IS_PAIRED)
+        own_acc, own_total = whole_sums(acc, acc_odd, total, IS_SEGMENTED, IS_PAIRED)
         store_sums(
             segment_acc, segment_top, segment_total, place + tokens * HEADS, is_row, dim, own_acc,
             top, own_total, VALUE_DIM,
