@@ -15,6 +15,7 @@ import torch
 from graphkit.audit.runs.comparison import Comparison, compare_runs
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, environment
+from graphkit.graphs.compiles import compile_ahead
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
 from graphkit.records import (
     CaptureRecord,
@@ -241,6 +242,7 @@ def _capture_step(
 ) -> _ModeCapture:
     """Capture the whole step of an engine, and check its sizes and its loops."""
     runner, requests = step.runner, step.runs()
+    compile_ahead(runner.capturing_backend(), [requests.admit])
     requests.admit()
     captured, loops = _ModeCapture(runner, step.batch, compare_steps, attribution, progress), []
     for loop in captured.record.loops:

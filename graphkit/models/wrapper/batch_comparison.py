@@ -131,7 +131,7 @@ class BatchComparison:
             expected.append(run.rows(source.positions))
             made.append((run.choices, source.rows, source.positions))
         choices = joined_choices(made, num_rows)
-        got, parts = self._run(runner, batch, choices), []
+        got, parts = self.run(runner, batch, choices), []
         for source, rows in zip(batch.sources, expected, strict=True):
             is_all = source.rows == range(num_rows)
             parts.append(RowDifferences.of(rows, got if is_all else got[list(source.rows)]))
@@ -142,11 +142,11 @@ class BatchComparison:
         """Return the path of each module of the wrapper, as the model names it."""
         if not self._wrapper_paths:
             declared = [self._target.weights, *self._target.forwards.values()]
-            called = outer_modules(lambda: self._run(runner, batch, {}))
+            called = outer_modules(lambda: self.run(runner, batch, {}))
             self._wrapper_paths = module_paths([*declared, *called], self._logits.paths)
         return self._wrapper_paths
 
-    def _run(self, runner: Runner[Any, Any], batch: TextBatch, choices: Choices) -> torch.Tensor:
+    def run(self, runner: Runner[Any, Any], batch: TextBatch, choices: Choices) -> torch.Tensor:
         """Return the wrapper's logits for a batch, [T, V]. Commit the states of a prompt."""
         paths = self._paths(runner, batch) if choices else {}
         try:
@@ -213,7 +213,7 @@ class BatchComparison:
         """Run both again; return the first module that differs, and whether both call any."""
         wrapper = self._paths(runner, batch)
         with recorded_rows(wrapper, row, batch.inputs.num_tokens) as got:
-            self._run(runner, batch, choices)
+            self.run(runner, batch, choices)
         with recorded_rows(self._logits.paths, position, len(source.tokens)) as expected:
             self._logits.run(source.tokens)
         first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from graphkit.errors import TargetError, short_repr
 from graphkit.graphs import StateSnapshot
+from graphkit.graphs.compiles import compile_ahead
 from graphkit.models.wrapper.batch_comparison import BatchComparison
 from graphkit.models.wrapper.model_logits import ModelLogits, rows_at_once
 from graphkit.models.wrapper.requests import tree_requests, window_settings
@@ -90,7 +92,12 @@ def compare_wrapper(
         length = len(requests[0].prompt)
         state = {name: tensor for r in runners for name, tensor in restorable_state(r).items()}
         stack.enter_context(StateSnapshot(state, runners[0].device))
-        for runner, batch in _batches(runners, requests, rows_at_once(target.sizes)):
+        batches = partial(_batches, runners, requests, rows_at_once(target.sizes))
+        compile_ahead(
+            runners[0].backend,
+            [lambda: [comparison.run(runner, batch, {}) for runner, batch in batches()]],
+        )
+        for runner, batch in batches():
             if not comparison.agrees(runner, batch):
                 break
     return replace(

@@ -18,7 +18,7 @@ MOST_HEADS = 8
 """Most heads that a program rotates."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["loc_T", "positions"])
 def rotated_heads_kernel(
     query, key, value, loc_T, qkv, positions, inverse_frequencies, query_weight, key_weight,
     key_scale_M, value_scale_M, eps, size, slots,

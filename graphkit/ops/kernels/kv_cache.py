@@ -25,7 +25,7 @@ def scaled(row, scale_M, head, is_inside):
     return tl.minimum(tl.maximum(wide, -448.0), 448.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["loc_T"])
 def store_kv_kernel(
     key_cache, value_cache, loc_T, key, value, key_scale_M, value_scale_M, slots, key_stride,
     value_stride, HEADS: tl.constexpr, KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr,

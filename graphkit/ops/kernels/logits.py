@@ -98,7 +98,7 @@ def _mapped(column, token_map):
     return token
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["tokens"])
 def argmax_rows_kernel(
     tokens, largest, logits, index, token_map, processed, is_processed, rows, row_stride,
     VOCAB: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr,

@@ -47,7 +47,7 @@ def _penalised(
     return x - frequency * number.to(KEY) - tl.where(number > 0, presence, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def process_logits_kernel(
     processed, is_processed, log_sums, logits, req_pool_indices, candidates, tree_mask, positions,
     kinds, token_counts, penalties, bias_ids, biases, least_lens, stop_ids, row_stride,

@@ -96,7 +96,7 @@ def _sampled_bounds(
     return tl.where(tl.arange(0, BOUNDS) == BOUNDS - 1, _LOWEST, bound)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def scan_logits_kernel(
     tokens, largest, bounds, counts, sums, logits, req_pool_indices, temperatures, top_ks, top_ps,
     min_ps, processed, is_processed, width, row_stride,
@@ -163,7 +163,7 @@ def _largest_of_row(tokens, largest, part, chunks, CHUNKS: tl.constexpr):
     return token, top.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def select_weights_kernel(
     candidates, facts, tokens, largest, bounds, counts, sums, logits, req_pool_indices,
     temperatures, top_ks, top_ps, min_ps, processed, is_processed, width, row_stride, chunks,
@@ -298,7 +298,7 @@ def _largest_bound(
     return least.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def write_probs_kernel(
     probs, candidates, facts, tokens, largest, sums, logits, req_pool_indices, temperatures,
     top_ks, top_ps, min_ps, processed, is_processed, width, row_stride, chunks,
