@@ -119,7 +119,7 @@ def _load(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
             "by one mode or whole. Give --mode once."
         )
     why = f"applies to a --checkpoint, but {path} is a saved record. Leave it out."
-    refuse_options(arguments, (*FOLDER_OPTIONS, "quantize"), why)
+    refuse_options(arguments, (*FOLDER_OPTIONS, "quantize", "row_invariant"), why)
     return require_graphs(load_record(path))
 
 

@@ -119,6 +119,7 @@ def load_folder(
         device=device,
         trust_remote_code=bool(arguments.trust_remote_code),
         group=group,
+        row_invariant=arguments.row_invariant,
     )
     weights = sum(parameter.nbytes for parameter in model.model.parameters())
     if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
@@ -156,7 +157,9 @@ def _shipped_or_random(
 ) -> TransformersModel:
     """Return the reference model, or a model of --shape with random weights."""
     models, shape = import_models(), getattr(arguments, "shape", None)
-    algorithm, options = arguments.algorithm or "EAGLE", {"quantize": quantize, "group": group}
+    algorithm = arguments.algorithm or "EAGLE"
+    options: dict[str, Any] = {"quantize": quantize, "group": group}
+    options["row_invariant"] = arguments.row_invariant
     model: TransformersModel
     if shape is not None:
         model = models.random_model(shape, algorithm, device=device, **options)

@@ -95,6 +95,11 @@ def add_checkpoint_options(
             "as they are",
         )  # fmt: skip
     parser.add_argument(
+        "--row-invariant", action=argparse.BooleanOptionalAction,
+        help="make the bits of a row independent of its batch, or let each op take its fastest "
+        "way; default: independent where that costs at most 3 %% of a step",
+    )  # fmt: skip
+    parser.add_argument(
         "--algorithm", type=str.upper, metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
         "STANDALONE, NGRAM or DFLASH; default: EAGLE for the reference model; for a --checkpoint "

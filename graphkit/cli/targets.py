@@ -87,13 +87,14 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         refuse_options(arguments, FOLDER_OPTIONS, why)
         name = arguments.target or _REFERENCE
         if name != _REFERENCE:
-            refuse_options(arguments, ("quantize",), why)
+            refuse_options(arguments, ("quantize", "row_invariant"), why)
         if device.type == "cpu" and name == _REFERENCE:
             use_one_thread()
         if name == _REFERENCE:
             target = import_models().reference_target(
-                str(device), quantize=arguments.quantize, group=group
-            )
+                str(device), quantize=arguments.quantize, group=group,
+                row_invariant=arguments.row_invariant,
+            )  # fmt: skip
         else:
             target = locate(name, str(device), group)
     return TargetSelection(target, modes, arguments.batch_sizes, str(device))

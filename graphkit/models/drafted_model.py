@@ -20,7 +20,9 @@ from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
+from graphkit.models.quantization import QuantizedLinear
 from graphkit.models.tensor_parallel import RankSplit
+from graphkit.models.weight_files import abbreviate
 from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
@@ -72,8 +74,9 @@ class DraftedModel:
         algorithm: str | None = None,
         trust_remote_code: bool = False,
         split: RankSplit | None = None,
+        row_invariant: bool | None = None,
     ) -> None:
-        self.split = split
+        self.split, self.row_invariant = split, row_invariant
         self.model, self.original, self.layout, self.folder = model, original, layout, folder
         self.draft, self.trust_remote_code = draft, trust_remote_code
         default = self._algorithms[0]
@@ -270,18 +273,55 @@ class DraftedModel:
         """
         backend = LayerGroupAttention(
             requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
-            self.layout.indexers, slots, attention,
+            self.layout.indexers, slots, attention, not self._takes_fastest(spec.topk > 1),
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
         forward = TransformersForward(self.model, self.layout, backend, states, aux_layers)
-        is_row_invariant = (
-            backend.is_row_invariant
-            and bool(self.layout.replaced)
-            and not self.layout.torch_products
-            and self.split is None
-            and has_row_invariant_products(self.device, self.model.dtype)
-        )
+        is_row_invariant = backend.is_row_invariant and not self.row_dependences()
         return EngineModel(forward, backend, states, is_row_invariant=is_row_invariant)
+
+    def row_dependences(self) -> list[str]:
+        """Return why the bits of a row may depend on the batch; empty if they do not.
+
+        Attention backends, and trees of an engine, may be further reasons.
+        """
+        reasons = list[str]()
+        if self.row_invariant is False:
+            reasons.append("row_invariant is False")
+        elif self._takes_fastest():
+            kinds = "products with quantised weights" if self._is_quantized else "latents"
+            reasons.append(f"{kinds} are faster so (row_invariant=True makes rows equal)")
+        if not self.layout.replaced:
+            reasons.append("its modules are not replaced (fuse)")
+        if self.layout.torch_products:
+            names = abbreviate(sorted(self.layout.torch_products))
+            reasons.append(f"modules multiply by torch ({names})")
+        if self.layout.indexers:
+            reasons.append(f"{self.layout.indexers[0].name} selects keys by torch")
+        if self.split is not None:
+            reasons.append("ranks add their sums in an order of their own")
+        if not has_row_invariant_products(self.device, self.dtype):
+            reasons.append(f"torch multiplies {self.dtype} on this device")
+        return reasons
+
+    def _takes_fastest(self, is_tree: bool = False) -> bool:
+        """Return whether ops take their fastest way, though rows then depend on the batch.
+
+        By default they do on CUDA where equal rows cost more than 3 % of a step; see
+        ``docs/same_bits.md``.
+
+        Args:
+            is_tree: Whether drafts are trees.
+        """
+        if self.row_invariant is not None:
+            return not self.row_invariant
+        has_latents = any(layer.latent is not None for layer in self.layout.attention)
+        is_slow = is_tree or has_latents or self._is_quantized
+        return self.device.type == "cuda" and is_slow
+
+    @property
+    def _is_quantized(self) -> bool:
+        return any(isinstance(module, QuantizedLinear) for module in self.model.modules())

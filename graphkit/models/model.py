@@ -48,6 +48,7 @@ class TransformersModel(DraftedModel):
         algorithm: The algorithm of its engines and targets, unless they name another.
         trust_remote_code: Whether ``tokenizer`` may run Python code in the folder.
         split: How ranks split the model; ``None`` on one device.
+        row_invariant: As passed to ``load``.
     """
 
     @cached_property

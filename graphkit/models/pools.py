@@ -60,6 +60,7 @@ class LayerGroupAttention(PooledAttention):
         indexers: Modules with index keys, in the order of their indices.
         slots: KV slots; ``None`` selects those of every request at its longest.
         kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
+        row_invariant: Whether it is row-invariant, if the backend can be.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LayerGroupAttention(PooledAttention):
         indexers: Sequence[IndexLayer] = (),
         slots: int | None = None,
         kind: type[PagedAttention] | None = None,
+        row_invariant: bool = True,
     ) -> None:
         device = requests.device
         chosen = attention_class(kind, device)
@@ -112,6 +114,8 @@ class LayerGroupAttention(PooledAttention):
                 self._place[layer] = groups[layers[layer].scaling], index
         self._groups = list(dict.fromkeys(group for group, _ in self._place.values()))
         self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
+        for group in self._groups:
+            group.is_row_invariant = group.is_row_invariant and row_invariant
         # An indexer scores all keys of all rows that the longest request has.
         self.skips_absent_rows = not indexers and self._groups[0].skips_absent_rows
         self.is_row_invariant = not indexers and self._groups[0].is_row_invariant

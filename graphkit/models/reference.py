@@ -61,6 +61,7 @@ def reference_model(
     dtype: torch.dtype = torch.float32,
     quantize: str | None = None,
     group: RankGroup | None = None,
+    row_invariant: bool | None = None,
 ) -> TransformersModel:
     """Load the reference model, and its draft model for an algorithm.
 
@@ -72,6 +73,7 @@ def reference_model(
             ties rare.
         quantize: As for ``load``.
         group: As for ``load``.
+        row_invariant: As for ``load``.
 
     Raises:
         ConfigError: An argument is unknown or out of range.
@@ -81,7 +83,7 @@ def reference_model(
     with _without_progress():
         return load(
             default_checkpoint(), draft=draft, algorithm=name, dtype=dtype, quantize=quantize,
-            device=device, check=False, group=group,
+            device=device, check=False, group=group, row_invariant=row_invariant,
         )  # fmt: skip
 
 
@@ -121,6 +123,7 @@ def reference_target(
     attention: type[PagedAttention] | None = None,
     quantize: str | None = None,
     group: RankGroup | None = None,
+    row_invariant: bool | None = None,
 ) -> CaptureTarget:
     """Create a target of the reference model with its EAGLE head and its MTP layers.
 
@@ -132,12 +135,15 @@ def reference_target(
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         quantize: As for ``load``.
         group: As for ``load``.
+        row_invariant: As for ``load``.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range.
     """
-    model = _on(device, "EAGLE", quantize, group)
-    chain = load_draft("MTP", default_checkpoint("mtp"), model, None, quantize)
+    model = _on(device, "EAGLE", quantize, group, row_invariant)
+    chain = load_draft(
+        "MTP", default_checkpoint("mtp"), model, None, quantize, row_invariant=bool(row_invariant)
+    )
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")
 
@@ -165,12 +171,19 @@ def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> 
 
 
 def _on(
-    device: str, algorithm: str, quantize: str | None = None, group: RankGroup | None = None
+    device: str,
+    algorithm: str,
+    quantize: str | None = None,
+    group: RankGroup | None = None,
+    row_invariant: bool | None = None,
 ) -> TransformersModel:
     """Load the models: in bfloat16 on CUDA, in float32 elsewhere."""
     used = resolve_device(device)
     dtype = torch.bfloat16 if used.type == "cuda" else torch.float32
-    return reference_model(algorithm, device=used, dtype=dtype, quantize=quantize, group=group)
+    return reference_model(
+        algorithm, device=used, dtype=dtype, quantize=quantize, group=group,
+        row_invariant=row_invariant,
+    )  # fmt: skip
 
 
 def _target(model: TransformersModel, max_batch_size: int | None, **settings: Any) -> CaptureTarget:

@@ -72,6 +72,7 @@ def random_model(
     seed: int = 0,
     quantize: str | None = None,
     group: RankGroup | None = None,
+    row_invariant: bool | None = None,
 ) -> TransformersModel:
     """Create a model of a shape and its draft model with random weights, made on the device.
 
@@ -90,6 +91,7 @@ def random_model(
         quantize: As for ``load``. The random weights are those without it, quantised.
         group: As for ``load``. Each rank makes the whole model and the whole draft head before they
             are split.
+        row_invariant: As for ``load``.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range, the shape is unknown, or the
@@ -117,8 +119,9 @@ def random_model(
         split.cut(draft)
         split.install(draft)
     return load(
-        model, draft=draft, algorithm=name, quantize=quantize, device=used, check=False, group=group
-    )
+        model, draft=draft, algorithm=name, quantize=quantize, device=used, check=False,
+        group=group, row_invariant=row_invariant,
+    )  # fmt: skip
 
 
 def shape_config(shape: str | Path) -> PreTrainedConfig:

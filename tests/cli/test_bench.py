@@ -185,8 +185,10 @@ def test_formats_are_compared_in_a_table_and_in_json(run, recorded):
 
 
 def test_one_format_is_a_plain_report(recorded):
-    report = recorded(*TINY, "--generations", "v1", "--quantize", "int4")
+    options = ("--generations", "v1", "--quantize", "int4", "--row-invariant")
+    report = recorded(*TINY, *options)
     assert report.settings["quantize"] == "int4"
+    assert report.settings["row-invariant"] == "True"
     assert {each.setting for each in report.measures} == {"", "batch 2"}
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit import ConfigError, models
-from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit import ConfigError, TritonAttention, models
+from graphkit.engine.kv import ReqToTokenPool
+from graphkit.models import drafted_model
+from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear, linear
 from mtp_folders import save_with_mtp
 from small_models import needs_recurrent, small_model
 
@@ -129,6 +131,62 @@ def test_weights_that_the_model_reads_itself_are_not_quantised(kind):
     types = {n.rpartition(".")[2]: type(m) for n, m in loaded.original.named_modules()}
     assert types["weights_proj" if kind == "deepseek_v32" else "dt_proj"] is nn.Linear
     assert QuantizedLinear in types.values()
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantize", "topk", "is_default"),
+    [
+        ("llama", None, 1, True), ("llama", None, 2, False), ("llama", "fp8", 1, False),
+        ("deepseek_v3", None, 1, False),
+    ],
+)  # fmt: skip
+def test_rows_are_equal_by_default_where_that_costs_little_on_cuda(
+    kind, quantize, topk, is_default, monkeypatch
+):
+    """Not with quantised weights, over latents and with trees."""
+    monkeypatch.setattr(drafted_model, "has_row_invariant_products", lambda *_: True)
+    for row_invariant in (None, True, False):
+        loaded = models.load(
+            small_model(kind), quantize=quantize, row_invariant=row_invariant, device="cpu",
+            check=False,
+        )  # fmt: skip
+        expected = is_default if row_invariant is None else row_invariant
+        spec = loaded.spec("NGRAM", num_steps=2, topk=topk)
+        with monkeypatch.context() as on:
+            on.setattr(drafted_model.DraftedModel, "device", torch.device("cuda"))
+            assert loaded._takes_fastest(is_tree=topk > 1) != expected
+            reasons = " ".join(loaded.row_dependences())
+        if row_invariant is False:
+            assert "row_invariant is False" in reasons
+        elif topk == 1:
+            assert ("faster" in reasons) != expected
+        requests = ReqToTokenPool(2, 1, torch.device("cpu"))
+        model = loaded.engine_model(requests, spec, attention=TritonAttention)
+        assert model.attention.is_row_invariant == (row_invariant is not False)
+        assert model.is_row_invariant == (not loaded.row_dependences())
+        layers = [each for each in loaded.model.modules() if isinstance(each, QuantizedLinear)]
+        assert bool(layers) == (quantize is not None)
+        assert {layer.row_invariant for layer in layers} <= {row_invariant is True}
+
+
+@pytest.mark.parametrize("row_invariant", [None, True])
+def test_every_product_is_told_whether_rows_are_equal(row_invariant, monkeypatch, caplog):
+    told, op = set(), linear.quantized_linear
+    with caplog.at_level("INFO", "graphkit.models.loader"):
+        loaded = models.load(
+            small_model("llama"), draft=small_model("llama"), quantize="int4", device="cpu",
+            row_invariant=row_invariant, check=False,
+        )  # fmt: skip
+    (message,) = [each.message for each in caplog.records if "bits of a row" in each.message]
+    assert "the row alone" in message
+
+    def quantized_linear(*args):
+        told.add(args[-1])
+        return op(*args)
+
+    monkeypatch.setattr(linear, "quantized_linear", quantized_linear)
+    generated(loaded)
+    assert told == {row_invariant is True}
 
 
 @pytest.mark.parametrize("quantize", ["fp4", 8])

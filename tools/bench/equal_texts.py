@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         file.write_text(json.dumps(LLAMA_1B))
         model = random_model(
             options.shape or file, device=device, dtype=getattr(torch, options.dtype),
-            quantize=options.quantize,
+            quantize=options.quantize, row_invariant=True,
         )  # fmt: skip
     size = (options.texts, options.tokens)
     expected = texts(model, *size, PLAIN, captures=not options.eager)

@@ -117,10 +117,12 @@ def _joint_product(
     """Return the weights of layers as one, and the product with it; see ``project``."""
     biases = _biases(layers)
     bias = join_rows(biases) if biases else None
-    quantized = [layer.quantized for layer in layers if isinstance(layer, QuantizedLinear)]
+    quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
     if quantized:
-        joint = QuantizedWeight.join(quantized)
-        return joint.numbers, project_quantized(rows, joint, bias, **result)
+        joint = QuantizedWeight.join([layer.quantized for layer in quantized])
+        row_invariant = all(layer.row_invariant for layer in quantized)
+        product = project_quantized(rows, joint, bias, row_invariant=row_invariant, **result)
+        return joint.numbers, product
     weight = join_rows([layer.weight for layer in layers])  # type: ignore[misc]
     return weight, project(rows, weight, bias, **result)
 

@@ -107,6 +107,7 @@ class DraftModel(ABC):
             Empty if it reads the rows that the target's head receives, or none.
         token_map: Target token of each token of a reduced vocabulary, int64; ``None`` without one.
         reads_target: Whether it reads the target's keys and values and has none of its own.
+        row_invariant: Whether its attention is row-invariant. Drafts do not change the text.
     """
 
     module: nn.Module
@@ -120,6 +121,7 @@ class DraftModel(ABC):
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
     reads_target: bool = False
+    row_invariant: bool = False
 
     def engine_model(
         self,
@@ -149,7 +151,7 @@ class DraftModel(ABC):
         else:
             backend = LayerGroupAttention(
                 requests, self.layout.attention, spec.page_size, self.dtype, self.layout.indexers,
-                slots, attention,
+                slots, attention, self.row_invariant,
             )  # fmt: skip
         forward = self._forward(backend, spec.longest)
         return EngineModel(forward, backend, draft_token_map=self.token_map)

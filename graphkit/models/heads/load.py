@@ -34,7 +34,7 @@ from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.model import TransformersModel
-from graphkit.models.quantization import quantize_linears
+from graphkit.models.quantization import quantize_linears, set_row_invariant
 from graphkit.models.refusals import check_type
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
@@ -94,6 +94,7 @@ def load_draft(
     quantize: str | None = None,
     *,
     fuse: bool = True,
+    row_invariant: bool = False,
 ) -> DraftModel:
     """Return a draft head or MTP layers for a target.
 
@@ -104,6 +105,7 @@ def load_draft(
         algorithm: As for ``load``.
         quantize: As for ``load``.
         fuse: As for ``load``.
+        row_invariant: Whether its products are row-invariant. Drafts do not change the text.
 
     Raises:
         CheckpointError: The weights cannot be loaded, or do not fit the target.
@@ -115,8 +117,9 @@ def load_draft(
         split = target.split
         with nullcontext() if split is None else deciding_by(split.all):
             head = load_mtp(
-                target.original, target.layout, folder, split, quantize=quantize, fuse=fuse
-            )
+                target.original, target.layout, folder, split, quantize=quantize, fuse=fuse,
+                row_invariant=row_invariant,
+            )  # fmt: skip
         return MtpDraft(head, algorithm)
     shared = head_sources(target.model, target.layout, target.group)
     if isinstance(draft, str | Path):
@@ -124,6 +127,7 @@ def load_draft(
     check_fit(draft.config, shared)
     if quantize is not None:
         quantize_draft(draft, quantize)
+    set_row_invariant(draft, row_invariant)
     with nullcontext() if target.split is None else deciding_by(target.split.all):
         if isinstance(draft, DFlashHead):
             return DFlashDraft(draft, fuse=fuse)

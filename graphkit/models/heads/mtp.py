@@ -27,7 +27,7 @@ from graphkit.models.layout import (
 )
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization import quantize_linears, restore_linears
+from graphkit.models.quantization import quantize_linears, restore_linears, set_row_invariant
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors
@@ -213,6 +213,7 @@ def load_mtp(
     *,
     quantize: str | None = None,
     fuse: bool = True,
+    row_invariant: bool = False,
 ) -> MtpHead:
     """Load the MTP layers in the folder of a model.
 
@@ -223,6 +224,7 @@ def load_mtp(
         split: How ranks split the target, and its MTP layers as the layers that they are like.
         quantize: As for ``graphkit.models.load``; layers that the folder has quantised stay so.
         fuse: As for ``graphkit.models.load``.
+        row_invariant: Whether their products are row-invariant.
 
     Raises:
         ConfigError: The layers keep other state than keys and values.
@@ -243,6 +245,7 @@ def load_mtp(
     for layer, _ in chain:
         if quantize is not None:
             quantize_linears(layer.block, quantize)
+        set_row_invariant(layer, row_invariant)
         layer.prepare(fuse=fuse)
     return MtpHead(target, [layer for layer, _ in chain])
 

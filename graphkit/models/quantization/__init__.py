@@ -7,6 +7,7 @@ from graphkit.models.quantization.linear import (
     merge_quantized,
     quantize_linears,
     restore_linears,
+    set_row_invariant,
 )
 from graphkit.models.quantization.stored import StoredLayout, stored_layout
 from graphkit.models.quantization.weight import (
@@ -30,5 +31,6 @@ __all__ = [
     "quantize_int4",
     "quantize_linears",
     "restore_linears",
+    "set_row_invariant",
     "stored_layout",
 ]

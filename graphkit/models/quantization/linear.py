@@ -54,6 +54,7 @@ class QuantizedLinear(nn.Module):
         weight: ``QuantizedWeight.numbers``.
         scale: ``QuantizedWeight.scale``.
         zero_point: ``QuantizedWeight.zero_point``.
+        row_invariant: As of ``quantized_linear``.
 
     Raises:
         ConfigError: The weight is no ``QuantizedWeight``, or the bias is no tensor [N].
@@ -63,6 +64,7 @@ class QuantizedLinear(nn.Module):
     scale: nn.Parameter
     zero_point: nn.Parameter | None
     bias: nn.Parameter | None
+    row_invariant: bool = True
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -106,8 +108,9 @@ class QuantizedLinear(nn.Module):
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
         return project_quantized(
-            input, self.quantized, self.bias, swiglu=swiglu, split_k_partials=split_k_partials
-        )
+            input, self.quantized, self.bias, swiglu=swiglu, split_k_partials=split_k_partials,
+            row_invariant=self.row_invariant,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Describe the layer in the representation of its model."""
@@ -125,11 +128,12 @@ def project_quantized(
     *,
     swiglu: bool = False,
     split_k_partials: bool = False,
+    row_invariant: bool = True,
 ) -> torch.Tensor:
-    """Multiply rows with a quantised weight; see ``graphkit.ops.linear.project``."""
+    """Multiply rows with a quantised weight; see ``project`` and ``quantized_linear``."""
     out = quantized_linear(
         x.reshape(-1, weight.in_features), weight.numbers, weight.scale, weight.zero_point, bias,
-        swiglu, split_k_partials,
+        swiglu, split_k_partials, row_invariant,
     )  # fmt: skip
     return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
 
@@ -162,6 +166,7 @@ def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
     bias = join_rows(biases) if biases else None
     merged, end = QuantizedLinear(weight, bias), 0
+    merged.row_invariant = all(layer.row_invariant for layer in layers)
     for layer, size in zip(layers, sizes, strict=True):
         begin, end = end, end + size
         part = weight.part(begin, end)
@@ -222,6 +227,19 @@ def quantize_linears(
                 keep_hooks(layer, done[layer])
             setattr(owner, name, done[layer])
     return len(done) + quantize_experts(module, quantize, device)
+
+
+def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
+    """Set ``row_invariant`` of the quantised layers in a module.
+
+    Raises:
+        ConfigError: An argument has a wrong type.
+    """
+    require_type("set_row_invariant", "module", module, nn.Module, "a torch.nn.Module")
+    require_type("set_row_invariant", "row_invariant", row_invariant, bool, "True or False")
+    for layer in module.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.row_invariant = row_invariant
 
 
 def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
