@@ -13,26 +13,12 @@ versions has completely, and measures the others.
   captures CUDA graphs and keeps its manager between calls.
 
     python tools/bench/model_kinds.py --out tools/bench/results/model_kinds.json
-
-With ``--hybrids``, the steps of models with recurrent layers are measured over their bytes, in the
-shapes of published models: a step of one row per request, one of four rows (a verify), and a
-prompt. The time of a step is that of its graph and of the commit of its last rows. The bytes are
-
-- the weights, those of experts as often as that many rows choose them at random, without the
-  embedding;
-- for each request and recurrent layer: the state read by the step, then read and written by the
-  commit; what is kept of each row, written and read (``graphkit/engine/kv/scanned.py``); the state
-  of the convolution, read, and written after each row, then read and written by the commit.
-
-    python tools/bench/model_kinds.py --hybrids --out tools/bench/results/hybrids.json
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import math
 import os
 import re
 import signal
@@ -42,23 +28,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from functools import partial
-from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 import transformers
-from decode_graphs import TorchGraph
 from rich.console import Console
-from timing import show
 
-from graphkit.cli.benchmarks import copy_bandwidth
 from graphkit.graphs import environment
-from graphkit.models import shapes
-from graphkit.models.model import TransformersModel
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
 
@@ -84,26 +61,6 @@ _KIND_S = 150.0
 _SLOW_S = 2.0
 """A second run that takes longer than this is the result, with the graphs that it records: no
 further run is measured."""
-
-
-HYBRIDS = {
-    "Qwen3-Next, 12 layers": {  # Qwen/Qwen3-Next-80B-A3B, a quarter of its layers
-        "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048,
-        "intermediate_size": 5120, "num_hidden_layers": 12, "num_attention_heads": 16,
-        "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "max_position_embeddings": 262144, "full_attention_interval": 4,
-    },
-    "Mamba 2 2.7B": {  # state-spaces/mamba2-2.7b
-        "model_type": "mamba2", "vocab_size": 50288, "hidden_size": 2560, "num_hidden_layers": 64,
-        "num_heads": 80, "head_dim": 64, "state_size": 128, "n_groups": 1, "expand": 2,
-        "conv_kernel": 4, "chunk_size": 256, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""Shapes with recurrent layers, as in the ``config.json`` of published models."""
-_VERIFY_ROWS, _HYBRID_BATCHES, _HYBRID_PROMPTS = 4, (1, 8, 64), (512, 8192)
 
 
 def ways(kind: str, batch: int, device: torch.device) -> Iterator[tuple[str, Callable[[], int]]]:
@@ -171,140 +128,6 @@ def measured(kind: str, device: torch.device, rounds: int) -> Iterator[dict[str,
             except Exception as error:
                 result["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             yield result
-
-
-def hybrid_report(rounds: int, device: torch.device) -> BenchReport:
-    """Measure steps and prompts of each of ``HYBRIDS``."""
-    measures: list[Measure] = []
-    for name, sizes in HYBRIDS.items():
-        with TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(sizes))
-            loaded = shapes.random_model(Path(folder), "NONE", device=device)
-        for batch in _HYBRID_BATCHES:
-            measures += hybrid_steps(name, loaded, batch, rounds, device)
-        measures += hybrid_prompts(name, loaded, rounds, device)
-        del loaded
-        gc.collect()
-        torch.cuda.empty_cache()
-    return BenchReport(
-        name="model_kinds: steps of hybrids over their bytes",
-        environment=environment(device),
-        settings={
-            "context": _PROMPT,
-            "dtype": "bfloat16",
-            "transformers": transformers.__version__,
-        },
-        measures=tuple(measures),
-    )
-
-
-def hybrid_steps(
-    name: str, loaded: TransformersModel, batch: int, rounds: int, device: torch.device
-) -> Iterator[Measure]:
-    """Measure a decode step and a verify of ``_VERIFY_ROWS`` rows."""
-    speed_of_copy, decode_ms = copy_bandwidth(device), 0.0
-    for rows in (1, _VERIFY_ROWS):
-        algorithm = "NONE" if rows == 1 else "NGRAM"
-        spec = {} if rows == 1 else {"num_steps": rows - 1}
-        with loaded.engine(
-            algorithm=algorithm, max_batch_size=batch, max_context_len=_PROMPT + 64,
-            batch_sizes=[batch], **spec,
-        ) as engine:  # fmt: skip
-            verifier = engine._spec_step.verifier
-            runner, states = verifier.runner, verifier.recurrent_state
-            runner.capture()
-            inputs = runner.sample_batch(batch, seed=0)
-            last = torch.full((batch,), rows - 1, device=device)
-            requests = torch.as_tensor(inputs.req_pool_indices).to(device)
-            commit_ms = median_ms(TorchGraph(partial(states.commit, requests, last)).launch, rounds)
-            ms = median_ms(partial(runner.replay, inputs), rounds) + commit_ms
-        read = hybrid_bytes(loaded, batch, rows)
-        cell = partial(Measure, setting=f"{name}, {batch} requests", variant=f"{rows} rows")
-        yield cell(name="step and commit", value=ms, unit="ms")
-        yield cell(name="commit", value=commit_ms, unit="ms")
-        bound = read / speed_of_copy * 1e3
-        bar = 1.30 if rows == 1 and batch in (1, 8) else None
-        yield cell(name="over its bytes", value=ms / bound, unit="x", bar=bar)
-        if rows == 1:
-            decode_ms, decode_bytes = ms, read
-        else:
-            further = (read - decode_bytes) / speed_of_copy * 1e3
-            yield cell(name="over one row and further bytes", value=ms / (decode_ms + further),
-                       unit="x", bar=1.15)  # fmt: skip
-
-
-def hybrid_prompts(
-    name: str, loaded: TransformersModel, rounds: int, device: torch.device
-) -> Iterator[Measure]:
-    """Measure the time to the first token beside an eager forward of transformers."""
-    import graphkit as gk
-
-    for length in _HYBRID_PROMPTS:
-        ids = torch.randint(3, 1000, (1, length), generator=torch.Generator().manual_seed(0))
-        with loaded.engine(
-            algorithm="NONE", max_batch_size=1, max_context_len=length + 64, batch_sizes=[1],
-            chunked_prefill_size=length,
-        ) as engine:  # fmt: skip
-            sampling = gk.SamplingParams(max_new_tokens=1)
-            own = median_s(partial(engine.generate, ids.tolist(), sampling), rounds)
-        has_option = "logits_to_keep" in signature(loaded.original.forward).parameters
-        options = {"logits_to_keep": 1} if has_option else {}
-        forward = partial(loaded.original, ids.to(device), **options)
-        theirs = median_s(forward, rounds)
-        cell = partial(Measure, setting=f"{name}, prompt of {length}", unit="ms")
-        yield cell(name="first token", value=own * 1e3, variant="graphkit")
-        yield cell(name="first token", value=theirs * 1e3, variant="eager forward")
-
-
-def hybrid_bytes(loaded: TransformersModel, batch: int, rows: int) -> float:
-    """Return the bytes that a step and its commit read and write."""
-    model, tokens = loaded.model, batch * rows
-    config = model.config.get_text_config(decoder=True)
-    total = 0.0
-    for name, parameter in model.named_parameters():
-        if parameter.data_ptr() == model.get_input_embeddings().weight.data_ptr():
-            total += parameter.nbytes if config.tie_word_embeddings else 0
-        elif ".experts." in name:
-            chosen = config.num_experts_per_tok / config.num_experts
-            total += parameter.nbytes * (1 - (1 - chosen) ** tokens)
-        else:
-            total += parameter.nbytes
-    for layer in loaded.layout.recurrent:
-        sizes = {
-            kind: math.prod(shape) * layer.dtypes[kind].itemsize
-            for kind, shape in layer.shapes.items()
-        }
-        total += batch * sizes.get("conv0", 0) * (1 + rows + 2)
-        if layer.recurrence is not None:
-            state = sizes[layer.recurrence.kind]
-            total += batch * (3 * state + 2 * rows * 4 * layer.recurrence.update)
-    return total
-
-
-def median_ms(act: Callable[[], object], rounds: int) -> float:
-    """Return the median time on the GPU of work that a stream runs 20 times in a row."""
-    times = []
-    for turn in range(1 + rounds):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        for _ in range(20):
-            act()
-        after.record()
-        after.synchronize()
-        times += [before.elapsed_time(after) / 20] if turn else []
-    return median(times)
-
-
-def median_s(act: Callable[[], object], rounds: int) -> float:
-    """Return the median time of calls, the first two not counted."""
-    times = []
-    for _ in range(2 + rounds):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        act()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return median(times[2:])
 
 
 def speed(run: Callable[[], int], batch: int, device: torch.device) -> float:
@@ -440,11 +263,6 @@ def main(argv: list[str] | None = None) -> int:
         "--add", action="store_true", help="keep the kinds that --out has, and measure the others"
     )
     parser.add_argument("--kinds", nargs="+", default=list(DIFFERENT_KINDS), help="model types")
-    parser.add_argument(
-        "--hybrids",
-        action="store_true",
-        help="measure models with recurrent layers over their bytes",
-    )
     parser.add_argument("--kind", help="print the results of one kind, a JSON object per line")
     options = parser.parse_args(argv)
     if options.kind:
@@ -452,10 +270,6 @@ def main(argv: list[str] | None = None) -> int:
             for result in measured(options.kind, torch.device("cuda", 0), options.rounds):
                 print(json.dumps(result), flush=True)
         return 0
-    if options.hybrids:
-        with torch.no_grad():
-            found = hybrid_report(max(1, options.rounds), torch.device("cuda", 0))
-        return int(show(found, options.out))
     if options.add and options.out is None:
         parser.error("--add needs --out, the report to add to.")
     earlier = earlier_report(options.out) if options.add else empty_report()

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.models import load
 from graphkit.records import Environment, Measure
-from small_models import small_model
 
 HERE = Environment(device="a GPU", torch="2", triton="3", cuda="13", driver="580", graphkit="0.2.0")
 
@@ -62,12 +60,3 @@ def test_a_report_of_another_device_is_refused(bench, tmp_path):
     path.write_text(replace(report_of(bench), environment=elsewhere).to_json())
     with pytest.raises(ValueError, match="another device, version or size"):
         bench.earlier_report(path)
-
-
-def test_a_row_more_moves_what_is_kept_of_it(bench):
-    loaded = load(small_model("mamba2"), device="cpu")
-    one, four = (bench.hybrid_bytes(loaded, 3, rows) for rows in (1, 4))
-    heads, keys, values, channels, columns = 8, 8, 16, 128 + 2 * 8, 4
-    kept = 4 * (keys + heads * (values + 1))
-    state = 4 * columns * channels
-    assert four - one == 3 * 2 * 3 * (2 * kept + state)
