@@ -37,8 +37,9 @@ from graphkit.engine.attention import SdpaAttention
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
 
-CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
-QUICK = ((64,), (1, 2), (1, 16))
+CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (16, 1, 64)
+"""Other page sizes than the first are measured at ``BAR_CONTEXT`` alone."""
+QUICK = ((64,), (1, 2), (16, 1))
 FP8_QUICK, FP8_PAGE_SIZE, FP8_ROWS = Condition(64, 2, False, 16, FP8), 16, (USUAL_ROWS, 6)
 MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, (16, 64)
 BARS = {1: 3.0, 8: 4.0, 32: 4.3}
@@ -60,7 +61,11 @@ SDPA_PAGE_SIZE = 16
 def conditions(quick: bool) -> list[Condition]:
     """Return the batches to measure."""
     contexts, batch_sizes, page_sizes = QUICK if quick else (CONTEXTS, BATCH_SIZES, PAGE_SIZES)
-    sizes = product(contexts, batch_sizes, (False, True), page_sizes)
+    sizes = [
+        (context, *others)
+        for context, *others in product(contexts, batch_sizes, (False, True), page_sizes)
+        if quick or context == BAR_CONTEXT or others[-1] == page_sizes[0]
+    ]
     latent = [
         Condition(MLA_CONTEXT, batch_size, tree, page_size, MLA, rows)
         for batch_size, page_size in product(BATCH_SIZES, MLA_PAGE_SIZES)

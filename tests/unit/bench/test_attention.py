@@ -20,7 +20,7 @@ def test_every_variant_is_measured_at_each_condition(bench, tmp_path, capsys):
         if measure.setting:
             seen.setdefault(measure.setting, set()).add(measure.variant)
     assert list(seen) == [str(each) for each in bench.conditions(quick=True)]
-    pooled = {"paged_attention", "TritonAttention"}
+    pooled = {"paged_attention", "row-invariant", "TritonAttention"}
     everywhere = pooled | {"SdpaAttention", "torch SDPA"}
     for setting, variants in seen.items():
         with_sdpa = "page size 16" in setting and not setting.startswith("FP8")
