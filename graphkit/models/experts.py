@@ -1,6 +1,6 @@
 """Mixtures of experts of transformers by products that read each chosen expert once.
 
-Routers are those of the model. Shapes depend on the number of rows alone, so that they capture.
+Shapes depend on the number of rows alone, so that they capture.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ _SAMPLE_COLUMNS = 4096
 
 
 def experts(
-    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *shared: torch.Tensor,
 ) -> torch.Tensor:
     """Run the experts of each row; an implementation for the registry of transformers.
 
@@ -48,9 +52,10 @@ def experts(
         hidden_states: [T, H].
         top_k_index: Experts of each row, [T, K] int32 or int64.
         top_k_weights: Their weights, [T, K].
+        *shared: ``shared`` and ``shared_gate`` of ``expert_sum``, of ``SharedExperts`` alone.
 
     Returns:
-        The weighted sum of the experts of each row, [T, H].
+        The weighted sum of the experts of each row, [T, H], and of the shared ones.
     """
     first, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     is_plain = not isinstance(first, QuantizedExperts) and not isinstance(down, QuantizedExperts)
@@ -59,7 +64,7 @@ def experts(
         rows: torch.Tensor = batched_mm_experts_forward(
             module, hidden_states, top_k_index, top_k_weights
         )
-        return rows
+        return add_shared(rows, *shared) if shared else rows
     slots, (count, size) = running_slots(len(top_k_index)), (len(down), hidden_states.shape[-1])
     if (touched := vars(module).get(_TOUCHED)) is not None:
         chosen = live_choices(top_k_index, slots, count).flatten().long()
@@ -92,8 +97,19 @@ def experts(
     rows = products(inner, "down_proj", follows_product=module.has_gate and gate is not None)
     if module.has_post_expert_norm:
         rows = module.post_expert_norm(rows)
-    total = expert_sum(rows.view(-1, size), top_k_weights, top_k_index, count, slots)
-    return total.to(hidden_states.dtype)
+    rows = rows.view(-1, size)
+    is_one_dtype = all(each.dtype == rows.dtype == hidden_states.dtype for each in shared)
+    joined = shared if is_one_dtype else ()
+    total = expert_sum(rows, top_k_weights, top_k_index, count, slots, *joined)
+    total = total.to(hidden_states.dtype)
+    return total if joined or not shared else add_shared(total, *shared)
+
+
+def add_shared(
+    rows: torch.Tensor, shared: torch.Tensor, gate: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return rows and the results of shared experts, [T, H], with the gate's logits, [T, 1]."""
+    return rows + (shared if gate is None else torch.sigmoid(gate) * shared)
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:

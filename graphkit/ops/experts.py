@@ -1,4 +1,4 @@
-"""Products of rows with the weights of the experts that each row chose.
+"""The experts that each row chooses, and products with their weights.
 
 Dimensions: T rows, C choices of a row, P = T * C pairs of a row and a choice, X rows that are T or
 P, E experts, K inputs, N outputs, L numbers or bytes of an output, R rows and B columns of scales,
@@ -22,6 +22,56 @@ SEARCHED_ROWS = 16
 """Most rows in whose choices a kernel finds the rows of an expert itself."""
 QUANTIZED = (torch.float8_e4m3fn, torch.uint8)
 """Dtypes of numbers that have scales."""
+
+
+def _check_choices(args: Any) -> None:
+    """Refuse more choices than experts."""
+    if args.choices > args.logits.shape[1]:
+        raise InputError(
+            f"choose_experts: choices is {args.choices}, but logits is {describe(args.logits)}: a "
+            "row chooses an expert once.",
+            field="choices",
+        )
+
+
+def empty_choices(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results of ``choose_experts``."""
+    logits = args.logits
+    shape = len(logits), args.choices
+    dtype = logits.dtype if args.rounds else torch.promote_types(logits.dtype, torch.float32)
+    factors = torch.empty(shape, dtype=dtype, device=logits.device)
+    return factors, torch.empty(shape, dtype=torch.int64, device=logits.device)
+
+
+@register_op(fake=empty_choices, check=_check_choices)
+def choose_experts(
+    logits: Annotated[torch.Tensor, "[T, E >= 1] floating-point"],
+    choices: Annotated[int, "C >= 1"],
+    normalise: bool = False,
+    rounds: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the most probable experts of each row, the most probable first.
+
+    The probabilities are the softmax of the logits over all experts, in float32. Of experts with
+    equal ones, the first is chosen. One launch.
+
+    Args:
+        logits: A logit of each expert, of rows that may be spaced.
+        choices: Experts of a row (C).
+        normalise: Whether the probabilities of the chosen ones are divided by their sum.
+        rounds: Whether the factors have the dtype of the logits, and not float32.
+
+    Returns:
+        The factors of the choices, [T, C], and the experts, [T, C] int64.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    probs = wide.softmax(-1)
+    order = probs.nan_to_num(-1.0).sort(dim=-1, descending=True, stable=True).indices
+    experts = order[:, :choices].contiguous()
+    factors = probs.gather(1, experts)
+    if normalise:
+        factors = factors / factors.sum(-1, keepdim=True)
+    return factors.to(logits.dtype if rounds else wide.dtype), experts
 
 
 def _check(args: Any) -> None:
@@ -214,7 +264,14 @@ def gated_products(
 
 
 def _check_sum(args: Any) -> None:
-    """Refuse rows that are not one for each choice."""
+    """Refuse rows that are not one for each choice, and shared rows of other dtypes."""
+    others = [each for each in (args.shared, args.shared_gate) if each is not None]
+    if any(each.dtype != args.rows.dtype for each in others) or (others and args.shared is None):
+        raise InputError(
+            f"expert_sum: shared and shared_gate are {', '.join(map(describe, others))}, expected "
+            f"{args.rows.dtype}, and shared beside shared_gate.",
+            field="shared",
+        )
     if len(args.rows) != args.experts.numel():
         raise InputError(
             f"expert_sum: rows is {describe(args.rows)}, expected {args.experts.numel()} rows, one "
@@ -230,10 +287,12 @@ def expert_sum(
     experts: Annotated[torch.Tensor, "[T, C >= 1] int32 or int64"],
     num_experts: Annotated[int, "E >= 1"],
     slots: Annotated[torch.Tensor | None, "[T] int32 or int64"] = None,
+    shared: Annotated[torch.Tensor | None, "[T, H] floating-point"] = None,
+    shared_gate: Annotated[torch.Tensor | None, "[T, 1] floating-point"] = None,
 ) -> Annotated[torch.Tensor, "[T, H] rows.dtype"]:
     """Return the weighted sum over the experts of each row, in the order of its choices.
 
-    Products and sums are of float32. One launch.
+    Products and sums are of float32, and the sum is rounded once. One launch.
 
     Args:
         rows: A row for each choice, P = T * C, as ``expert_linear`` returns them.
@@ -241,6 +300,10 @@ def expert_sum(
         experts: As for ``expert_linear``. What is no expert adds nothing.
         num_experts: Number of experts.
         slots: As for ``expert_linear``. The sum of a pad is 0.
+        shared: Results of experts that all rows share, of the rows' dtype. They are added to the
+            rounded sums.
+        shared_gate: Logits of their gate: they are first multiplied with its sigmoid, which is
+            rounded to its dtype, and so is the product.
 
     Returns:
         The sums, [T, H] of the rows' dtype.
@@ -251,4 +314,7 @@ def expert_sum(
     total = torch.zeros_like(terms[:, 0])
     for term, is_one in zip(terms.unbind(1), is_chosen.unbind(1), strict=True):
         total = total + term.where(is_one[:, None], 0)
-    return total.to(rows.dtype)
+    result = total.to(rows.dtype)
+    if shared is None:
+        return result
+    return result + (shared if shared_gate is None else torch.sigmoid(shared_gate) * shared)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.llama import modeling_llama
+from transformers.models.mixtral import modeling_mixtral
 
 import graphkit as gk
 from graphkit import models
@@ -112,11 +113,10 @@ def test_the_replaced_modules_are_named():
     assert replaced["lm_head"] == "graphkit::linear"
 
 
-def test_routers_are_row_invariant_and_experts_that_multiply_by_torch_are_named():
+def test_routers_are_row_invariant():
     layout = (loaded := models.load(small_model("mixtral"), device="cpu")).layout
     name = "model.layers.0.mlp.gate"
-    assert layout.replaced[name] == "graphkit::linear within its forward"
-    assert layout.torch_products["model.layers.0.mlp.experts"] == "bmm"
+    assert layout.replaced[name] == "graphkit::linear and graphkit::choose_experts"
     assert not {*layout.replaced} & {*layout.torch_products}
     gate = loaded.model.get_submodule(name)
     rows = torch.randn(9, gate.weight.shape[1], generator=torch.Generator().manual_seed(0))
@@ -125,7 +125,51 @@ def test_routers_are_row_invariant_and_experts_that_multiply_by_torch_are_named(
         assert torch.equal(gate(rows[:count])[0], whole[:count])
 
 
-@pytest.mark.parametrize(("kind", "products"), [("llama", {}), ("lfm2_moe", {"conv1d", "bmm"})])
+ROUTED = {
+    "qwen3_moe": "mlp.gate", "gpt_oss": "mlp.router", "mixtral": "mlp.gate",
+    "qwen3_next": "mlp.gate", "qwen2_moe": "mlp.gate",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ROUTED)
+def test_routers_and_shared_experts_give_their_own_results(kind, dtype):
+    model = small_model(kind).to(dtype)
+    rows = torch.randn(1, 7, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    block = model.model.layers[0].get_submodule(ROUTED[kind].partition(".")[0])
+    with torch.no_grad():
+        expected = [model.model.layers[0].get_submodule(ROUTED[kind])(rows[0].to(dtype))]
+        expected += [block(rows.to(dtype))]
+    loaded = models.load(model, device="cpu", check=False)
+    replaced = loaded.layout.replaced
+    name = f"model.layers.0.{ROUTED[kind]}"
+    assert replaced[name] == "graphkit::linear and graphkit::choose_experts"
+    shared = replaced.get("model.layers.0.mlp")
+    assert shared == (
+        "graphkit::expert_sum of its parts" if hasattr(block, "shared_expert") else None
+    )
+    with torch.no_grad():
+        got = [loaded.model.get_submodule(name)(rows[0].to(dtype))]
+        got += [loaded.model.get_submodule("model.layers.0.mlp")(rows.to(dtype))]
+    if dtype == torch.float32:  # in others, products of torch may round to other choices
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_router_that_scales_its_factors_keeps_its_forward(monkeypatch):
+    forward = modeling_mixtral.MixtralTopKRouter.forward
+
+    def scaled(self, hidden_states):
+        logits, factors, experts = forward(self, hidden_states)
+        return logits, factors * 1.01, experts
+
+    monkeypatch.setattr(modeling_mixtral.MixtralTopKRouter, "forward", scaled)
+    replaced = models.load(small_model("mixtral"), device="cpu", check=False).layout.replaced
+    assert replaced["model.layers.0.mlp.gate"] == "graphkit::linear within its forward"
+
+
+@pytest.mark.parametrize(
+    ("kind", "products"), [("llama", {}), ("lfm2_moe", {"conv1d"}), ("llama4_text", {"bmm"})]
+)
 def test_modules_that_multiply_by_torch_are_named(kind, products):
     layout = models.load(small_model(kind), device="cpu").layout
     assert {*layout.torch_products.values()} == {*products}

@@ -25,6 +25,7 @@ from graphkit.models.fusion.observation import (
     random_rows,
     run_at,
 )
+from graphkit.models.fusion.routers import find_routers, find_shared_experts
 from graphkit.models.layout import ModelLayout
 from graphkit.models.quantization import Linear, QuantizedLinear
 from graphkit.ops.linear import project
@@ -146,6 +147,13 @@ def fuse_modules(
     forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
     for module, forward in forwards.items():
         module.forward = forward
+    routers = find_routers(root)
+    for module, router in routers.items():
+        module.forward = router
+    blocks = find_shared_experts(root, routers, networks, linears)
+    for module, block in blocks.items():
+        module.forward = block
+    forwards |= {**routers, **blocks}
     unused = _without_unused(root, run, near, heads.values())
     own_linears, others_of_torch = _products_of_torch(root, {*linears, *others, *forwards})
     for module in own_linears:
@@ -169,6 +177,8 @@ def fuse_modules(
         | {names[module]: "graphkit::rms_norm" for module in norms}
         | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
         | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}
+        | {names[module]: "graphkit::linear and graphkit::choose_experts" for module in routers}
+        | {names[module]: "graphkit::expert_sum of its parts" for module in blocks}
         | {names[module]: "graphkit::linear within its forward" for module in own_linears}
         | {names[module]: "nothing, since its results are not used" for module in unused},
         torch_products={names[module]: text for module, text in others_of_torch.items()},

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from graphkit.ops.experts import (
     SEARCHED_ROWS,
+    empty_choices,
     empty_products,
     group_by_expert,
     group_by_sort,
@@ -42,6 +43,9 @@ MOST_COUNTED = 4096
 """Most pairs that a kernel brings into order by counting for each the pairs before it."""
 COUNT_BLOCK, COUNT_CHUNK = 32, 128
 """Pairs and experts of a program of that kernel, and the pairs that it counts at a time."""
+CHOSEN_OF_WARP = 1024
+"""Experts among which a warp finds the choices of a row. More warps would wait for each other at
+each choice."""
 SUM_BLOCK = 512
 """Columns that a program of the weighted sum adds."""
 
@@ -396,9 +400,55 @@ def _grouped(
 
 
 @triton.jit
+def choose_experts_kernel(
+    factors, experts, logits, row_stride, EXPERTS: tl.constexpr, CHOICES: tl.constexpr,
+    NORMALISE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per row. It finds its choices one after the other."""
+    wait_for_kernel_before(STARTS_EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    lane, place = tl.arange(0, BLOCK), tl.arange(0, BLOCK_C)
+    wide = tl.load(logits + row * row_stride + lane, mask=lane < EXPERTS, other=float("-inf"))
+    wide = wide.to(tl.float32)
+    powers = tl.exp(wide - tl.maximum(tl.max(wide, 0), -3e38))  # a maximum may ignore NaN
+    probs = powers / tl.sum(powers, 0)
+    left = tl.where(probs == probs, probs, -1.0)
+    left = tl.where(lane < EXPERTS, left, -2.0)
+    found = tl.zeros([BLOCK_C], tl.float32)
+    chosen = tl.zeros([BLOCK_C], tl.int32)
+    for choice in range(CHOICES):  # not unrolled: a kernel of one warp waits for its instructions
+        best = tl.argmax(left, 0, tie_break_left=True)
+        is_best = lane == best
+        found = tl.where(place == choice, tl.sum(tl.where(is_best, probs, 0.0), 0), found)
+        chosen = tl.where(place == choice, best, chosen)
+        left = tl.where(is_best, -3.0, left)
+    if NORMALISE:
+        found = found / tl.sum(found, 0)
+    inside = place < CHOICES
+    tl.store(factors + row * CHOICES + place, found.to(factors.dtype.element_ty), mask=inside)
+    tl.store(experts + row * CHOICES + place, chosen.to(tl.int64), mask=inside)
+
+
+def launch_choose_experts(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch ``choose_experts``."""
+    logits = args.logits if args.logits.stride(1) == 1 else args.logits.contiguous()
+    factors, experts = empty_choices(args)
+    rows, count = logits.shape
+    block = triton.next_power_of_2(count)
+    launch(
+        choose_experts_kernel, (rows,), args, factors=factors, experts=experts, logits=logits,
+        row_stride=logits.stride(0), EXPERTS=count, CHOICES=args.choices,
+        NORMALISE=args.normalise, BLOCK=block, BLOCK_C=triton.next_power_of_2(args.choices),
+        num_warps=max(1, min(8, block // CHOSEN_OF_WARP)), enable_fp_fusion=False,
+    )  # fmt: skip
+    return factors, experts
+
+
+@triton.jit
 def expert_sum_kernel(
-    out, rows, factors, experts, slots, WIDTH: tl.constexpr, CHOICES: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    out, rows, factors, experts, slots, shared, shared_gate, WIDTH: tl.constexpr,
+    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and block of columns."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -411,7 +461,15 @@ def expert_sum_kernel(
         place = rows + pair.to(tl.int64) * WIDTH + column
         value = tl.load(place, mask=inside & is_chosen, other=0.0).to(tl.float32)
         total += tl.where(is_chosen, value * factor, 0.0)
-    tl.store(out + row.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), mask=inside)
+    result, place = total.to(out.dtype.element_ty), row.to(tl.int64) * WIDTH + column
+    if shared is not None:
+        added = tl.load(shared + place, mask=inside, other=0.0)
+        if shared_gate is not None:
+            gate = tl.load(shared_gate + row)
+            gate = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(gate.dtype)
+            added = (gate.to(tl.float32) * added.to(tl.float32)).to(added.dtype)
+        result = (result.to(tl.float32) + added.to(tl.float32)).to(result.dtype)
+    tl.store(out + place, result, mask=inside)
 
 
 def launch_expert_sum(args: Any, out: torch.Tensor) -> None:

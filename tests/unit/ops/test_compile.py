@@ -20,7 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import quantized_cases
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
-from graphkit.ops.experts import expert_linear, expert_sum, group_by_expert
+from graphkit.ops.experts import choose_experts, expert_linear, expert_sum, group_by_expert
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
 from graphkit.ops.kernels.push_collectives import (
@@ -353,7 +353,9 @@ def expert_cases():
                 each if each is None else each.repeat(8, 1, 1) for each in (weight, scale, zero)
             ]
             yield expert_linear, (x, experts, *parts, *more)
-        yield expert_sum, (zeros(rows * 4, 512), zeros(rows, 4), experts, 8, slots[:rows])
+        shared = slots[:rows], zeros(rows, 512), zeros(rows, 1)
+        yield expert_sum, (zeros(rows * 4, 512), zeros(rows, 4), experts, 8, *shared)
+        yield choose_experts, (zeros(rows, 512), 10, True, True)
 
 
 def store_args(dtype):
@@ -474,7 +476,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "fetch_kernel", "copy_kernel", "scan_logits_kernel", "select_weights_kernel",
         "write_probs_kernel", "join_argmax_kernel", "join_candidates_kernel",
         "gather_rows_kernel", "scatter_rows_kernel", "process_logits_kernel",
-        "expert_linear_kernel", "expert_sum_kernel", "group_kernel",
+        "expert_linear_kernel", "expert_sum_kernel", "group_kernel", "choose_experts_kernel",
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import quantized_cases
 from graphkit import InputError
 from graphkit.ops.experts import (
     SEARCHED_ROWS,
+    choose_experts,
     expert_linear,
     expert_sum,
     gated_products,
@@ -246,6 +248,59 @@ def test_sums_are_weighted_in_the_order_of_the_choices(run):
             rows[live_choices(case.experts, None, len(case.matrices)).flatten() < 0] = math.nan
             got = run(expert_sum, rows, factors, case.experts, len(case.matrices))
             assert torch.equal(got, expected.to(dtype))
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+@by(CPU, INTERPRETER, CUDA)
+def test_shared_experts_are_added_to_the_rounded_sum(run, has_gate):
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float16):
+        experts = torch.tensor([[0, 1], [2, 0], [1, 2]])
+        rows, shared, gate = (
+            torch.randn(sizes, generator=generator).to(dtype)
+            for sizes in ((6, 600), (3, 600), (3, 1))
+        )
+        factors = torch.rand(3, 2, generator=generator).to(dtype)
+        added = (shared, gate) if has_gate else (shared,)
+        got = run(expert_sum, rows, factors, experts, 3, None, *added)
+        expected = run(expert_sum, rows, factors, experts, 3)
+        expected = expected + (torch.sigmoid(gate) * shared if has_gate else shared)
+        near = 1e-6 if dtype == torch.float32 else 2e-3
+        torch.testing.assert_close(got, expected, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("count", "choices"), [(3, 3), (128, 8), (300, 10)])
+@by(CPU, INTERPRETER, CUDA)
+def test_the_most_probable_experts_are_chosen(run, count, choices):
+    """In order, the first of equal ones, whatever the other rows are; spaced rows are read."""
+    generator = torch.Generator().manual_seed(count)
+    for dtype, normalise in itertools.product((torch.float32, torch.float16), (False, True)):
+        logits = torch.randn(7, count + 5, generator=generator).to(dtype)[:, :count]
+        logits[1], logits[2, -1] = 0.5, 30.0
+        factors, experts = run(choose_experts, logits, choices, normalise, True)
+        probs = logits.double().softmax(-1)
+        expected = probs.sort(dim=-1, descending=True, stable=True)
+        assert torch.equal(experts, expected.indices[:, :choices])
+        wanted = expected.values[:, :choices]
+        wanted = wanted / wanted.sum(-1, keepdim=True) if normalise else wanted
+        near = 1e-6 if dtype == torch.float32 else 1e-3
+        torch.testing.assert_close(factors.double(), wanted, rtol=near, atol=near)
+        assert factors.dtype == dtype
+        for row in range(7):
+            one, other = run(choose_experts, logits[row : row + 1], choices, normalise, True)
+            assert torch.equal(one[0], factors[row])
+            assert torch.equal(other[0], experts[row])
+    wide, _ = run(choose_experts, logits.half(), choices)
+    assert wide.dtype == torch.float32
+
+
+@by(CPU, INTERPRETER, CUDA)
+def test_rows_without_numbers_choose_different_experts(run):
+    logits = torch.tensor([[math.nan] * 5, [0.0, math.nan, 1, 2, 3]])
+    _, experts = run(choose_experts, logits, 3)
+    for row in experts.tolist():
+        assert len(set(row)) == 3
+        assert all(0 <= expert < 5 for expert in row)
 
 
 @on_devices
