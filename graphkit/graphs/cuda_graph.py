@@ -84,7 +84,8 @@ class CudaPool:
         """Return the segments of the pool, as in ``torch.cuda.memory_snapshot``."""
         return [
             segment
-            for segment in torch.cuda.memory_snapshot()
+            # All blocks of a large model take longer to list than a size takes to capture.
+            for segment in torch.cuda.memory_snapshot(self.id, include_traces=False)
             if tuple(segment["segment_pool_id"]) == tuple(self.id)
         ]
 
