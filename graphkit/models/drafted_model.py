@@ -15,12 +15,13 @@ from graphkit.engine import Drafter, EngineModel, NgramDrafter
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
+from graphkit.models.experts import experts_of
 from graphkit.models.forward import TransformersForward
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
-from graphkit.models.quantization import QuantizedLinear
+from graphkit.models.quantization import QuantizedExperts, QuantizedLinear
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_files import abbreviate
 from graphkit.ops.linear import has_row_invariant_products
@@ -292,13 +293,17 @@ class DraftedModel:
         if self.row_invariant is False:
             reasons.append("row_invariant is False")
         elif self._takes_fastest():
-            kinds = "products with quantised weights" if self._is_quantized else "latents"
-            reasons.append(f"{kinds} are faster so (row_invariant=True makes rows equal)")
+            is_quantized = self._has(QuantizedLinear)
+            fast = "a product with quantised weights" if is_quantized else "attention over latents"
+            reasons.append(f"{fast} takes the fastest way (row_invariant=True makes rows equal)")
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")
         if self.layout.torch_products:
             names = abbreviate(sorted(self.layout.torch_products))
             reasons.append(f"modules multiply by torch ({names})")
+        is_half = self.device.type == "cuda" and self.dtype == torch.bfloat16
+        if is_half and not self._has(QuantizedExperts) and experts_of(self.model):
+            reasons.append("torch multiplies more than 64 rows with experts")
         if self.layout.indexers:
             reasons.append(f"{self.layout.indexers[0].name} selects keys by torch")
         if self.split is not None:
@@ -319,9 +324,9 @@ class DraftedModel:
         if self.row_invariant is not None:
             return not self.row_invariant
         has_latents = any(layer.latent is not None for layer in self.layout.attention)
-        is_slow = is_tree or has_latents or self._is_quantized
+        is_slow = is_tree or has_latents or self._has(QuantizedLinear)
         return self.device.type == "cuda" and is_slow
 
-    @property
-    def _is_quantized(self) -> bool:
-        return any(isinstance(module, QuantizedLinear) for module in self.model.modules())
+    def _has(self, kind: type[nn.Module]) -> bool:
+        """Return whether the model has a module of a class."""
+        return any(isinstance(module, kind) for module in self.model.modules())
