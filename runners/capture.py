@@ -86,7 +86,7 @@ class SizeCapture:
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 sizes = self._table.sizes[::-1]
-                runs = [partial(self._run, size) for size in sizes]
+                runs = [partial(self._run, size) for size in self._sizes_of_kernels(sizes)]
                 is_warm = self._backend.compiles_kernels and not compile_ahead(self._backend, runs)
                 for size in sizes:
                     began = time.perf_counter()
@@ -123,6 +123,19 @@ class SizeCapture:
             yield graphs
         finally:
             close_graphs(graphs.values())
+
+    def _sizes_of_kernels(self, sizes: Sequence[int]) -> Iterator[int]:
+        """Yield the sizes, of descending ones, that need other kernels than the size before.
+
+        Kernels divide their work by powers of two of the requests and of the rows. Those that a
+        size needs beyond that are few, and compiled by its warm-up.
+        """
+        width, before = self._buffers.capacity.tokens_per_request, None
+        for size in sizes:
+            divisions = (size - 1).bit_length(), (size * width - 1).bit_length()
+            if divisions != before:
+                yield size
+            before = divisions
 
     def _run(self, size: int) -> None:
         """Run all stages of a size without a graph."""

@@ -158,10 +158,10 @@ class Admission:
         sizes = self._step.context.sizes
         # A prompt leaves room for a token, which a draft model may process with it.
         longest = max(1, min(self._chunk_size, self._context_limit - 1))
-        batches = [[1], [longest]]
+        batches = [[longest], [1]]
         if backend.device.type == "cuda":
             most = sizes.max_batch_size if self._packs else 1
-            batches = warm_up_chunks(longest, self._chunk_size, most)
+            batches = [[longest], *warm_up_chunks(longest, self._chunk_size, most)]
         runs = [partial(self._run_pads, lengths, is_greedy=True) for lengths in batches]
         # How the first token is chosen depends on the number of requests alone.
         ones = [lengths for lengths in batches if set(lengths) == {1}]

@@ -16,23 +16,29 @@ from graphkit.runners.capture import capture_error
 
 
 def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
-    """Run functions without a graph, one after the other, and wait for each.
+    """Run functions without a graph, so that what they need exists and is compiled.
 
-    Before, their kernels are compiled in parallel.
+    Kernels are compiled in parallel. After that one function runs again, and those that the pass
+    over all did not reach.
 
     Args:
         step: The step that they are parts of.
         backend: Backend of the graphs that are captured next.
-        functions: What to run.
+        functions: What to run. The first one is to need most of the memory and of the kernels.
 
     Raises:
         CaptureError: A function raised an exception.
     """
-    functions = [*functions]
+    functions, passed = [*functions], list[Callable[[], object]]()
+
+    def run(function: Callable[[], object]) -> None:
+        function()
+        passed.append(function)
+
     try:
         with backend.session(), torch.no_grad():
-            compile_ahead(backend, functions)
-            for function in functions:
+            compile_ahead(backend, [partial(run, function) for function in functions])
+            for function in [*functions[:1], *functions[max(1, len(passed)) :]]:
                 backend.warm_up(function)
     except CaptureFailure as failure:
         raise capture_error(step.verifier.runner.mode, 1, failure) from failure.__cause__
