@@ -51,7 +51,11 @@ class OpenModels:
 
 
 def open_models(
-    arguments: argparse.Namespace, group: RankGroup | None = None, quantize: str | None = None
+    arguments: argparse.Namespace,
+    group: RankGroup | None = None,
+    quantize: str | None = None,
+    *,
+    adapts: bool = False,
 ) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
@@ -59,6 +63,7 @@ def open_models(
         arguments: The parsed options.
         group: Ranks that split the target.
         quantize: Format of the weights of linear layers; ``None`` for the weights as they are.
+        adapts: Whether each step chooses its draft length if no --num-steps are given.
 
     Raises:
         UsageError: Options contradict each other, or the package transformers is missing.
@@ -80,10 +85,13 @@ def open_models(
         model = _shipped_or_random(arguments, device, group, quantize)
         options["bos_token_id"] = END_OF_TEXT
     settings = speculation_settings(arguments)
+    chooses = adapts and "num_steps" not in settings
+    spec = model.engine_spec(**settings) if chooses else model.spec(**settings)
+    settings["num_steps"] = spec.num_steps
     return OpenModels(
         model=model,
         folder=folder,
-        spec=model.spec(**settings),
+        spec=spec,
         engine=partial(model.engine, **options, **settings),
         load_tokenizer=partial(
             _load_tokenizer, arguments, model.model.config.get_text_config(decoder=True).vocab_size

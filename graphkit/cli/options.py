@@ -111,7 +111,8 @@ def add_checkpoint_options(
     parser.add_argument(
         "--num-steps", type=_parse_steps, metavar="S",
         help="draft steps; several ascending numbers, such as 0,1,3,5, let each step choose; "
-        "default: 3, or one per MTP layer if there are fewer",
+        "default: 3, or one per MTP layer if there are fewer; generate also takes 0 and 1, and "
+        "lets each step choose",
     )  # fmt: skip
     parser.add_argument(
         "--num-draft-tokens", type=int, metavar="W",

@@ -56,7 +56,7 @@ def complete(
         GraphkitError: A folder cannot be loaded, the engine refuses its settings, or a forward
             cannot be captured.
     """
-    models = open_models(arguments, group, arguments.quantize)
+    models = open_models(arguments, group, arguments.quantize, adapts=True)
     tokenizer = models.load_tokenizer()
     with _refusing_prompts():
         prompt_ids = [_encode(prompt, tokenizer, is_chat=arguments.chat) for prompt in prompts]
@@ -95,7 +95,7 @@ def complete(
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
     """Run the engine of ``complete`` on another rank than 0."""
     with _engine(
-        arguments, open_models(arguments, group, arguments.quantize), num_prompts
+        arguments, open_models(arguments, group, arguments.quantize, adapts=True), num_prompts
     ) as engine:
         if not arguments.eager:
             engine.capture()

@@ -136,7 +136,11 @@ class Schedule:
         """Reports on their way to the host, of first tokens and of steps."""
         self._lengths: HostLengths | None = None
         if step.context.spec.is_adaptive:
-            self._lengths = HostLengths(step, step.verifier.runner.table.sizes)
+            context = step.context
+            # Ranks choose alike, so they keep the times that all have from the capture.
+            is_timed = context.device.type == "cuda" and context.options.group is None
+            sizes = step.verifier.runner.table.sizes
+            self._lengths = HostLengths(step, sizes, is_timed=is_timed)
 
     @property
     def runners(self) -> tuple[Runner[Any, Any], ...]:
@@ -184,11 +188,15 @@ class Schedule:
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
         self._deliver(len(self._pending))
+        if self._lengths is not None:
+            self._lengths.pause()
 
     def reset(self) -> None:
         """Discard all tokens on their way to the host, after an interrupted step."""
         self._slots.forget_batch()
         self._pending.clear()
+        if self._lengths is not None:
+            self._lengths.pause()
 
     def measure_lengths(self, backend: Backend) -> None:
         """Measure the steps of each draft length at each captured size, if there are several.

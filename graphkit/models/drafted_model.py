@@ -141,9 +141,7 @@ class DraftedModel:
         """
         name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
         if num_steps is None:
-            num_steps = DraftModel.num_steps
-            if self.draft is not None and name == self.draft.algorithm:
-                num_steps = self.draft.num_steps
+            num_steps = (self._draft_named(name) or DraftModel).num_steps
         return default_spec(
             _SPEC_NAMES.get(name, name),
             num_steps,
@@ -152,6 +150,43 @@ class DraftedModel:
             page_size,
             linear_attention=bool(self.layout.recurrent),
         )
+
+    def engine_spec(
+        self,
+        algorithm: str | None = None,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        page_size: int = 1,
+    ) -> SpecConfig:
+        """Return the settings of an engine that chooses the draft length of each step.
+
+        Its lengths are 0, 1 and that of ``spec``. There is no length 1 if the drafter has one
+        length, as that of DFLASH, or if it has as many nodes as the longest. There is one length,
+        that of ``spec``, if a verify has one node, and with ranks that run no loops.
+
+        Args:
+            algorithm: As for ``spec``, like the next three.
+            topk: Branches per draft step.
+            num_draft_tokens: Nodes of the longest length.
+            page_size: Slots per KV page.
+
+        Raises:
+            ConfigError: See ``spec``.
+        """
+        spec = self.spec(algorithm, None, topk, num_draft_tokens, page_size)
+        longest, width = spec.num_steps, spec.num_draft_tokens
+        has_loops = self.group is None or not self.group.no_loop_reason
+        if not longest or width < 2 or not has_loops:
+            return spec
+        draft = self._draft_named(self.algorithm if algorithm is None else algorithm.upper())
+        has_short = longest > 1 and 1 + topk < width and (draft is None or draft.has_lengths)
+        lengths = (0, 1, longest) if has_short else (0, longest)
+        return self.spec(algorithm, lengths, topk, width, page_size)
+
+    def _draft_named(self, algorithm: str) -> DraftModel | None:
+        """Return the draft model if it drafts for an algorithm."""
+        draft = self.draft
+        return draft if draft is not None and draft.algorithm == algorithm else None
 
     @property
     def _models(self) -> list[PreTrainedModel]:

@@ -18,6 +18,7 @@ from graphkit.ops.loop_layout import (
     Control,
     EndSignal,
     EntryWord,
+    Ledger,
     LoopEnd,
     Report,
     RequestEnd,
@@ -99,6 +100,7 @@ def advance_loop(
     entries: Annotated[int, "entries >= 1"],
     signals: Annotated[torch.Tensor | None, "[4] float32, contiguous"] = None,
     length: int = 0,
+    ledger: Annotated[torch.Tensor | None, "[4] float64, contiguous"] = None,
 ) -> None:
     """Publish a step's report, remove ended requests, and decide whether another step runs.
 
@@ -115,6 +117,8 @@ def advance_loop(
         entries: Entries of the ring.
         signals: Sum of the ``end_signals`` of all ranks; ``None`` selects the signals of this rank.
         length: Index of the draft length of the step.
+        ledger: Times of the steps before, see ``Ledger``; ``None`` with
+            one draft length.
     """
     size, written = len(report), int(control[Control.WRITTEN])
     entry = ring[RING_WORDS:].view(entries, -1)[written % entries]
@@ -148,6 +152,9 @@ def advance_loop(
     entry[EntryWord.LOOP_END] = end
     entry[EntryWord.LAUNCH] = launch
     entry[EntryWord.LENGTH] = length
+    if ledger is not None:
+        entry[EntryWord.PLAIN_TIME] = int(1e3 * float(ledger[Ledger.PLAIN_TIME]))
+        entry[EntryWord.STEP_TIME] = int(1e3 * float(ledger[Ledger.STEP_TIME]))
     entry[EntryWord.SEQUENCE] = written + 1
 
 

@@ -10,7 +10,7 @@ overflow, as int32 would after days of short steps. The host writes the words
 of ``RingWord``; the device writes the entries::
 
     [ stop, read, 14 unused | entry 0 | entry 1 | ... ]
-    entry = [ EntryWord, 11 unused | one report row per request of the largest size ]
+    entry = [ EntryWord, 9 unused | one report row per request of the largest size ]
 
 The entry of step n, counted from 0 over all launches, is ``n % entries``. Its ``SEQUENCE`` is n + 1
 and is written last.
@@ -73,6 +73,11 @@ class EntryWord(IntEnum):
     """Number of the launch, from 1."""
     LENGTH = 4
     """Index of the draft length of the step."""
+    PLAIN_TIME = 5
+    """Time of plain decoding for the tokens of all steps before, see ``Ledger``, in
+    thousandths of its unit; 0 with one draft length."""
+    STEP_TIME = 6
+    """Time of these steps."""
 
 
 class LoopEnd(IntEnum):
@@ -114,3 +119,16 @@ class Control(IntEnum):
     """Entries written, over all launches."""
     LAUNCH = 4
     """Number of the launch, from 1."""
+
+
+class Ledger(IntEnum):
+    """Words of a ledger, float64: what drafts have gained and cost."""
+
+    CREDIT = 0
+    """Steps of plain decoding that drafts may still lose, in times of a plain step."""
+    PLAIN_TIME = 1
+    """Time that plain decoding takes for the tokens of all steps so far."""
+    STEP_TIME = 2
+    """Time of all steps so far."""
+    CLOCK = 3
+    """Clock at the end of the last step, in nanoseconds; 0 if no step was timed before."""

@@ -42,14 +42,15 @@ def store_tokens(
 ) -> None:
     """Store the first token of each request, and its hidden state, behind those of its row.
 
-    Pads, row 0, store nothing. A row that is full keeps its first tokens, and overwrites the last.
+    Pads, row 0, store nothing. Token n of a row is at column ``n % depth``, so that a row has its
+    last ``depth`` tokens.
 
     Args:
         req_pool_indices: Request rows, each at most once, except row 0.
         predict: The target's tokens, W per request. T is B * W.
         stored_tokens: Receives the tokens.
-        count: Tokens of each row, which one is added to.
-        depth: Most tokens of a row.
+        count: Tokens of each row so far, which one is added to.
+        depth: Most tokens that a row keeps.
         hidden_states: The target's, or ``None``.
         stored_states: Receives them, if there are any.
     """
@@ -57,9 +58,9 @@ def store_tokens(
     rows, requests = req_pool_indices[is_live], len(req_pool_indices)
     if not len(rows):
         return
-    column = count[rows].clamp(max=depth - 1).long()
+    column = (count[rows] % depth).long()
     stored_tokens[rows, column] = predict.view(requests, -1)[is_live, 0]
     if hidden_states is not None and stored_states is not None:
         states = hidden_states.view(requests, -1, hidden_states.shape[1])
         stored_states[rows, column] = states[is_live, 0]
-    count[rows] = (column + 1).int()
+    count[rows] += 1

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from draft_choices import choices_of, force_lengths, force_variant
 from engine_runs import finish, outputs, refuses, submit_all
 from graphkit.engine import Drafter, NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError
@@ -22,24 +23,17 @@ LENGTHS = [
 any_lengths = pytest.mark.parametrize("lengths", LENGTHS)
 
 
-def choices_of(engine):
-    """Return what chooses the lengths of an engine's steps."""
-    schedule = engine._batching.schedule
-    return schedule._runner._loops.state.lengths if engine.generation == "v3" else schedule._lengths
-
-
 def run_with_random_times(engine, random):
     """Let steps, or launches, run random lengths, and those first that have not run yet.
 
     How many launches there are depends on how fast a device runs them.
     """
     chooser = choices_of(engine)
-    times, drafts = chooser.times, chooser.drafts[: chooser.count]
+    drafts = chooser.drafts[: chooser.count]
     while engine.has_work:
         drafted = engine.stats.drafted_lengths
         missing = [column for column, count in enumerate(drafts) if count not in drafted]
-        times.fill_(1.0)
-        times[:, random.choice(missing or range(len(drafts)))] = 0.01
+        force_variant(engine, random.choice(missing or range(len(drafts))))
         engine.step()
 
 
@@ -110,10 +104,10 @@ def test_a_draft_after_plain_steps_is_as_good_as_before(make_engine, task, gener
     engine.capture()
     for prompt in task.prompts[:2]:
         engine.submit(prompt, SamplingParams(max_new_tokens=52))
-    times, turn = choices_of(engine).times, 0
+    turn = 0
     while engine.has_work:
         is_plain = turn % (plain_steps + 2) < plain_steps
-        times[:, 0], times[:, 1] = (0.01, 1.0) if is_plain else (1.0, 0.01)
+        force_lengths(engine, (0.01, 1.0) if is_plain else (1.0, 0.01))
         engine.step()
         turn += 1
     drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
@@ -188,7 +182,8 @@ def test_times_are_those_of_the_graphs(make_engine):
     engine = make_engine(num_steps=(0, 1, 3), batch_sizes=[1, 8])
     engine.capture()
     times = choices_of(engine).times
-    assert (times.diff(dim=1) > 0).all(), "longer drafts take longer"
+    assert (times[:, :3].diff(dim=1) > 0).all(), "longer drafts take longer"
+    assert (times[:, 3] > times[:, 0]).all(), "a catch-up takes longer"
     assert (times[1] > times[0]).all(), "larger batches take longer"
     assert torch.equal(times, choices_of(engine).times)
 
@@ -224,19 +219,20 @@ def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
         steps_per_launch=4, chunked_prefill_size=1,
     )  # fmt: skip
     engine.capture()
-    times, longest = choices_of(engine).times, max(task.prompts, key=len)
+    longest = max(task.prompts, key=len)
     first = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=40))
     engine.step()
     joining = engine.submit(longest, SamplingParams(max_new_tokens=1))
-    times[:, 0], times[:, 1] = 0.01, 1.0
     for _ in range(len(longest) // 2):
+        force_lengths(engine, (0.01, 1.0))
         engine.step()
     assert not joining.output_ids, "its prompt is being prefilled"
     assert set(engine.stats.drafted_lengths) <= {0, 3}
     plain = engine.stats.drafted_lengths[0]
     assert plain >= len(longest) // 2 - 4
-    times[:, 0], times[:, 1] = 1.0, 0.01
-    finish(engine)
+    while engine.has_work:
+        force_lengths(engine, (1.0, 0.01))
+        engine.step()
     drafted, accepted = engine.stats.drafted_lengths, engine.stats.accepted_lengths
     assert drafted[3] > 3
     assert drafted[3] - accepted[4] <= 3

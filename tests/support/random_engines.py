@@ -42,6 +42,7 @@ from rich.console import Console
 
 import window_models
 from decaying_target import DecayingForward
+from draft_choices import choices_of, force_variant
 from exact_sums import exact_sums
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
@@ -413,11 +414,7 @@ def draft_lengths(seed, kind, steps, topk, width):
 def mix_lengths(engine, draw):
     """Let the next step, or launch, run another draft length than the one before."""
     if engine.spec.is_adaptive:
-        schedule = engine._batching.schedule
-        is_looping = engine.generation == "v3"
-        times = (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
-        times.fill_(1.0)
-        times[:, draw.randrange(times.shape[1])] = 0.01
+        force_variant(engine, draw.randrange(choices_of(engine).times.shape[1]))
 
 
 def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import graphkit as gk
 from claimed_attention import SIZES as ATTENTION_SIZES, TREE, IgnoresMask, Right, model_of
+from draft_choices import choices_of, force_variant
 from engine_target import CONTEXT, ROWS, SIZES as TABLE_SIZES, SPEC as TABLE_SPEC, TableForward
 from graphkit.models.reference import reference_target
 from rank_processes import die
@@ -302,13 +303,6 @@ def preempting_engine(group, generation, num_steps):
     )  # fmt: skip
 
 
-def draft_times(engine):
-    """Return the times that an engine chooses draft lengths by, [sizes, lengths]."""
-    schedule = engine._batching.schedule
-    is_looping = engine.generation == "v3"
-    return (schedule._runner._loops.state.lengths if is_looping else schedule._lengths).times
-
-
 def assert_same_on_all_ranks(value):
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
@@ -331,8 +325,7 @@ def served(engine, random):
             joining = min(len(waiting), random.randint(0, 2))
             requests += [engine.submit(*waiting.pop()) for _ in range(joining)]
             if engine.spec.is_adaptive:  # the next step, or launch, runs another length
-                times = draft_times(engine).fill_(1.0)
-                times[:, random.randrange(times.shape[1])] = 0.01
+                force_variant(engine, random.randrange(choices_of(engine).times.shape[1]))
             engine.step()
             lengths = engine.stats.drafted_lengths
         assert engine.memory.held_slots == 0
@@ -362,7 +355,7 @@ def choose_lengths_by_the_same_times():
             engine = preempting_engine(rank_group(same_batch=True), generation, (0, 1, 3))
             with engine:
                 engine.capture()
-                times = draft_times(engine)
+                times = choices_of(engine).times
                 assert (times > 1).all()
                 assert_same_on_all_ranks(times.tolist())
     with pytest.MonkeyPatch.context() as patch:

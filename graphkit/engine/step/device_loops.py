@@ -138,14 +138,12 @@ class LoopCapture:
         self, step: LoopStep, index: int, table: SizeTable
     ) -> dict[int, CapturedGraph]:
         """Capture one of a size's bodies at all sizes."""
-        lengths = self._state.lengths
-        length = 0 if lengths is None else index % lengths.count  # the last is a plain step
 
         def body(inputs: SpecStepInputs) -> SpecStepOutput:
             output = step(inputs)
             assert output.report is not None, "a body has rows"
             with scope("advance"):
-                self._state.advance(output.report, length)
+                self._state.advance(output.report, index)
             return output
 
         mode = ForwardMode.STEP

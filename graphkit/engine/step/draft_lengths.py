@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from graphkit.engine.step.spec_step import SpecStep, StepVariant
-from graphkit.ops.draft_length import choose_body
+from graphkit.ops.draft_length import choose_body, new_ledger
+from graphkit.ops.loop_layout import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationTimes:
+    """What steps took, and what plain decoding takes for the same tokens.
+
+    In microseconds; on the recorder, in counted work. Steps of one draft length alone, of eager
+    runs and of engines without plain steps are not measured.
+
+    Attributes:
+        plain: Tokens of each step per request, times the measured time of a plain step of the same
+            size.
+        steps: The steps.
+    """
+
+    plain: float = 0.0
+    steps: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Speed of the steps over plain decoding; 0 if none was measured."""
+        return self.plain / self.steps if self.steps else 0.0
 
 
 class DraftLengths:
@@ -22,6 +46,7 @@ class DraftLengths:
         behind: Tokens that the drafter has yet to process, by request row, on the device that
             chooses; ``None`` if it processes the tokens of every step.
         device: That device.
+        is_timed: Whether steps are timed while they run, once their times were set.
 
     Attributes:
         count: Number of lengths.
@@ -29,7 +54,8 @@ class DraftLengths:
         acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
             chains share a table. The trees of each length have their own, since their widths
             differ.
-        times: [sizes, lengths] float32, time of a step.
+        times: [sizes, variants] float32, time of a step.
+        ledger: [4] float64, what drafts have gained and cost; see ``Ledger``.
     """
 
     def __init__(
@@ -38,8 +64,10 @@ class DraftLengths:
         batch_sizes: Sequence[int],
         behind: torch.Tensor | None,
         device: torch.device,
+        *,
+        is_timed: bool = False,
     ) -> None:
-        self._behind = behind
+        self._behind, self._is_timed = behind, is_timed
         self._depth = 1 if step.pending_catch_up is None else step.pending_catch_up.depth
         paths = [variant.max_path for variant in step.by_length]
         self.count, self.drafts = len(paths), [variant.drafts for variant in step.variants]
@@ -47,30 +75,30 @@ class DraftLengths:
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
         self._num_steps = torch.tensor([p - 1 for p in paths], dtype=torch.int32, device=device)
         self.acceptance = torch.zeros(tables, max(paths) - 1, 2, device=device)
-        self.times = torch.ones(len(batch_sizes), len(paths), device=device)
+        self.times = torch.ones(len(batch_sizes), len(self.drafts), device=device)
+        self.ledger = new_ledger(device)
 
     def choose(
         self,
         rows: torch.Tensor,
-        variant: torch.Tensor,
+        body: torch.Tensor,
         report: torch.Tensor | None = None,
-        length: int = 0,
+        variant: int = 0,
     ) -> None:
         """Count a step and choose the next one's variant; see ``choose_body``. Enqueues only."""
         choose_body(
-            rows, self._sizes, self._num_steps, self.times, self.acceptance, variant, self._behind,
-            self._depth, report, length,
+            rows, self._sizes, self._num_steps, self.times, self.acceptance, body, self.ledger,
+            self._behind, self._depth, report, variant, self._is_timed,
         )  # fmt: skip
 
     def set_times(self, times: Sequence[Sequence[float]]) -> None:
-        """Set the times of the variants of each size, see ``SpecStep.variants``.
+        """Set the times of the variants of each size, see ``SpecStep.variants``."""
+        self.times.copy_(torch.tensor(times))
 
-        The time of a plain step includes its share of the catch-up that follows several of them.
-        """
-        variants = torch.tensor(times)
-        if self._behind is not None:
-            variants[:, 0] += (variants[:, -1] - variants[:, 0]) / self._depth
-        self.times.copy_(variants[:, : self.count])
+    def clear(self) -> None:
+        """Forget all steps, but not the times."""
+        self.acceptance.zero_()
+        self.ledger.copy_(new_ledger(self.ledger.device))
 
 
 class HostLengths(DraftLengths):
@@ -79,30 +107,52 @@ class HostLengths(DraftLengths):
     Args:
         step: The step, with several lengths.
         batch_sizes: Captured sizes in ascending order.
+        is_timed: See ``DraftLengths``.
     """
 
-    def __init__(self, step: SpecStep, batch_sizes: Sequence[int]) -> None:
+    def __init__(self, step: SpecStep, batch_sizes: Sequence[int], *, is_timed: bool) -> None:
         pending = step.pending_catch_up
         behind = None if pending is None else torch.zeros_like(pending.count, device="cpu")
         super().__init__(step, batch_sizes, behind, torch.device("cpu"))
-        self._variants = step.variants
-        self._variant, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
+        self._times_steps, self._variants = is_timed, step.variants
+        self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
+
+    @property
+    def speculation_times(self) -> SpeculationTimes:
+        """What the steps so far took."""
+        ledger = self.ledger.tolist()
+        return SpeculationTimes(ledger[Ledger.PLAIN_TIME], ledger[Ledger.STEP_TIME])
+
+    def set_times(self, times: Sequence[Sequence[float]]) -> None:
+        """See ``DraftLengths.set_times``."""
+        super().set_times(times)
+        self.clear()
 
     def next_variant(self, req_pool_indices: Sequence[int]) -> StepVariant:
         """Return the variant of the next step of some rows, and count the tokens that it stores."""
         rows = torch.tensor(req_pool_indices)
-        self.choose(rows, self._variant)
+        self.choose(rows, self._body)
         # The op counts on over the variants of all sizes, as device loops number their bodies.
-        variant = self._variants[int(self._variant) % len(self._variants)]
+        variant = self._variants[int(self._body) % len(self._variants)]
         if self._behind is not None:
             self._behind[rows] = self._behind[rows] + 1 if variant.defers_catch_up else 0
         return variant
 
     def observe(self, report: torch.Tensor, variant: StepVariant) -> None:
-        """Count the report of a step, [B, 4 + longest path] int32 on the CPU."""
-        self.choose(self._no_rows, self._variant, report, variant.length)
+        """Count the report of a step, [B, 4 + longest path] int32 on the CPU.
+
+        A timed step takes the time since the report before, unless ``pause`` was called since.
+        """
+        self._is_timed = self._times_steps
+        self.choose(self._no_rows, self._body, report, self._variants.index(variant))
+        self._is_timed = False
+
+    def pause(self) -> None:
+        """Do not count the time until the next report as that of a step."""
+        self.ledger[Ledger.CLOCK] = 0
 
     def begin(self, req_pool_indices: Sequence[int]) -> None:
         """Forget the requests that had some rows before."""
+        self.pause()
         if self._behind is not None:
             self._behind[list(req_pool_indices)] = 0

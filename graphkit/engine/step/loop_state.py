@@ -134,7 +134,11 @@ class LoopState:
         self.ring = OutputRing(ring_entries, largest, step.max_path, device)
         self.lengths: DraftLengths | None = None
         if step.context.spec.is_adaptive:
-            self.lengths = DraftLengths(step, batch_sizes, step.state.behind, device)
+            # Ranks choose alike, so they keep the times that all have from the capture.
+            is_timed = device.type == "cuda" and group is None
+            self.lengths = DraftLengths(
+                step, batch_sizes, step.state.behind, device, is_timed=is_timed
+            )
         self._watched = torch.zeros(largest, dtype=torch.bool, device=device)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
 
@@ -147,22 +151,25 @@ class LoopState:
         self._choose_length()
         return LaunchOutput(req_pool_indices=inputs.req_pool_indices)
 
-    def advance(self, report: torch.Tensor, length: int) -> None:
+    def advance(self, report: torch.Tensor, variant: int) -> None:
         """Write the report of a step to the ring, and decide what the loop runs next.
 
         Args:
             report: Report of the step, see ``SpecStepOutput``.
-            length: Index of its draft length.
+            variant: Index of its variant, 0 with one draft length.
         """
+        # A plain step that catches up follows the lengths.
+        lengths = self.lengths
+        length = 0 if lengths is None or variant == lengths.count else variant
         signals = None
         if self._group is not None:  # what the host of one rank asks for, all ranks do
             own = end_signals(self.control, self.ring.words, self.ring.entries)
             signals = self._group.collectives.all_reduce(own)
         advance_loop(
             report, self.rows, self._watched, self.control, self._sizes, self.ring.words,
-            self.ring.entries, signals, length,
+            self.ring.entries, signals, length, None if lengths is None else lengths.ledger,
         )  # fmt: skip
-        self._choose_length(report, length)
+        self._choose_length(report, variant)
 
     def condition(self, word: Control) -> torch.Tensor:
         """Return the low half of a control word, int32 [1], as conditional nodes read it."""
@@ -172,13 +179,15 @@ class LoopState:
         """Forget all steps, such as those of captures, which run on pads."""
         self.control.zero_()
         self.ring.clear()
+        if self.lengths is not None:
+            self.lengths.clear()
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors, without those of the ring."""
         owners = [self] if self.lengths is None else [self, self.lengths]
         return [tensor for owner in owners for _, tensor in attribute_tensors(owner, 1)]
 
-    def _choose_length(self, report: torch.Tensor | None = None, length: int = 0) -> None:
+    def _choose_length(self, report: torch.Tensor | None = None, variant: int = 0) -> None:
         """Count the step that ran, if any, and choose among the variants of the next size."""
         if self.lengths is not None:
-            self.lengths.choose(self.rows, self.control[Control.BODY :][:1], report, length)
+            self.lengths.choose(self.rows, self.control[Control.BODY :][:1], report, variant)

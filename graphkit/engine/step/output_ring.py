@@ -30,6 +30,7 @@ _SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH, _LENGTH = (
     int(EntryWord.SEQUENCE), int(EntryWord.BATCH_SIZE), int(EntryWord.LOOP_END),
     int(EntryWord.LAUNCH), int(EntryWord.LENGTH),
 )  # fmt: skip
+_PLAIN_TIME, _STEP_TIME = int(EntryWord.PLAIN_TIME), int(EntryWord.STEP_TIME)
 _LOOP_ENDS = tuple(LoopEnd)
 _IS_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
 """Whether the host needs no fence. Others, such as Arm's, reorder loads."""
@@ -93,6 +94,12 @@ class StepBlock:
         """Index of the draft length of each step."""
         lengths: list[int] = self.words[_LENGTH :: self.offsets.step].tolist()
         return lengths
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """Times of plain decoding and of the steps before the last one; see ``EntryWord``."""
+        last = self.offsets[-1]
+        return int(self.words[last + _PLAIN_TIME]), int(self.words[last + _STEP_TIME])
 
     def count_live_sizes(self, counts: Counter[int]) -> None:
         """Count the steps by the number of requests that took part.

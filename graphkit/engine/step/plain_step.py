@@ -23,10 +23,12 @@ class PendingCatchUp:
 
     Args:
         context: Of the longest draft length, whose W rows a catch-up has.
-        depth: Most tokens of a request.
+        depth: Tokens of a request that are kept, the last ones. The draft model has no keys and
+            values of earlier ones, so that later drafts are accepted less often.
 
     Attributes:
-        count: [rows + 1] int32, tokens of each request; 0 for pads. ``RequestState.behind``.
+        count: [rows + 1] int32, tokens of each request since its last catch-up; 0 for pads.
+            ``RequestState.behind``.
         depth: As passed.
     """
 
@@ -55,7 +57,7 @@ class PendingCatchUp:
         )  # fmt: skip
 
     def take(self, verified: Verified) -> Verified:
-        """Return all stored tokens of the requests, the step's own included, as one step's result.
+        """Return the stored tokens of the requests, the step's own included, as one step's result.
 
         Then none is stored. Enqueues only.
 
@@ -63,8 +65,11 @@ class PendingCatchUp:
             verified: Result of the step, whose tokens were appended.
         """
         rows = verified.req_pool_indices
-        tokens = self.count[rows].clamp(min=1)
+        count = self.count[rows].clamp(min=1)
+        tokens = count.clamp(max=self.depth)
         start = verified.seq_lens + 1 - tokens
+        # Token n of a row is at column n % depth. Those behind the last are not read.
+        stored = rows[:, None], ((count - tokens)[:, None] + self._column) % self.depth
         columns = (start[:, None] + self._column).clamp(max=self._req_to_token.shape[1] - 1)
         slots = self._req_to_token[rows[:, None], columns.long()].long()
         first = self._width * torch.arange(len(rows), device=rows.device)
@@ -74,8 +79,8 @@ class PendingCatchUp:
             req_pool_indices=rows,
             seq_lens=start,
             out_cache_loc=slots.flatten(),
-            predict=self._predict[rows].flatten(),
-            hidden_states=None if hidden is None else hidden[rows].flatten(0, 1),
+            predict=self._predict[stored].flatten(),
+            hidden_states=None if hidden is None else hidden[stored].flatten(0, 1),
             accept_index=path.int(),
             counts=AcceptedCounts.from_tokens(tokens),
         )

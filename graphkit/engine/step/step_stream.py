@@ -38,6 +38,7 @@ class LoopReader:
         steps_by_size: Steps that have been read from the ring, by captured size.
         live_sizes: The same by the number of requests that took part.
         lengths: The same by index of the draft length, if there are several.
+        times: Words ``PLAIN_TIME`` and ``STEP_TIME`` of the last entry; 0 with one draft length.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LoopReader:
         """Launches behind the last one whose stream was read or stopped, and where steps go."""
         self.steps_by_size: Counter[int] = Counter()
         self.live_sizes: Counter[int] = Counter()
+        self.times = 0, 0
         self._first_pause_s = 0.0
 
     @property
@@ -81,6 +83,7 @@ class LoopReader:
             block.count_live_sizes(self.live_sizes)
             if self._counts_lengths:
                 self.lengths.update(block.lengths)
+                self.times = block.times
 
     def end_all(self) -> None:
         """Collect all steps of launches that have all ended."""

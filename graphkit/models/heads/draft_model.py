@@ -102,7 +102,9 @@ class DraftModel(ABC):
         dtype: Data type of its keys and values.
         algorithm: The algorithm that it drafts for.
         modes: Modes that it runs.
-        num_steps: Draft steps if none are given.
+        num_steps: Draft steps if none are given, the longest of an engine.
+        has_lengths: Whether its drafter has several draft lengths besides 0; see
+            ``Drafter.at_length``.
         aux_layers: Layers of the target whose inputs it reads side by side; see ``AuxStates``.
             Empty if it reads the rows that the target's head receives, or none.
         token_map: Target token of each token of a reduced vocabulary, int64; ``None`` without one.
@@ -118,6 +120,7 @@ class DraftModel(ABC):
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
     )  # fmt: skip
     num_steps: int = 3
+    has_lengths: bool = True
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
     reads_target: bool = False
@@ -215,6 +218,7 @@ class DFlashDraft(DraftModel):
     """
 
     algorithm = "DFLASH"
+    has_lengths = False
     modes = ()  # in a target, TARGET_VERIFY is the mode of the target's own forward
 
     def __init__(self, head: DFlashHead, *, fuse: bool = True) -> None:
@@ -329,7 +333,7 @@ class MtpDraft(DraftModel):
         return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
 
     def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
-        layers, num_steps = len(self._head.chain), spec.num_steps
+        layers, num_steps = len(self._head.chain), spec.longest.num_steps
         if self.algorithm != _CHAIN:
             return self.layer_forward(0, attention)
         if num_steps > layers:

@@ -19,6 +19,7 @@ from graphkit.ops.loop_layout import (
     Control,
     EndSignal,
     EntryWord,
+    Ledger,
     LoopEnd,
     Report,
     RingWord,
@@ -38,6 +39,10 @@ _ENTRY_BATCH_SIZE = tl.constexpr(int(EntryWord.BATCH_SIZE))
 _ENTRY_LOOP_END = tl.constexpr(int(EntryWord.LOOP_END))
 _ENTRY_LAUNCH = tl.constexpr(int(EntryWord.LAUNCH))
 _ENTRY_LENGTH = tl.constexpr(int(EntryWord.LENGTH))
+_ENTRY_PLAIN_TIME = tl.constexpr(int(EntryWord.PLAIN_TIME))
+_ENTRY_STEP_TIME = tl.constexpr(int(EntryWord.STEP_TIME))
+_PLAIN_TIME = tl.constexpr(int(Ledger.PLAIN_TIME))
+_STEP_TIME = tl.constexpr(int(Ledger.STEP_TIME))
 _ROW = tl.constexpr(int(Report.ROW))
 _END = tl.constexpr(int(Report.END))
 _BY_STEPS = tl.constexpr(int(LoopEnd.STEPS))
@@ -121,7 +126,7 @@ def end_signals_kernel(signals, control, ring, entries):
     do_not_specialize=["length", "requests", "columns", "capacity", "entries", "bodies", "words"]
 )
 def advance_loop_kernel(
-    report, loop_rows, loop_watched, control, batch_sizes, ring, signals, length,
+    report, loop_rows, loop_watched, control, batch_sizes, ring, signals, ledger, length,
     requests, columns, capacity, entries, entry_words, bodies, words,
     BLOCK: tl.constexpr, BODIES: tl.constexpr,
 ):  # fmt: skip
@@ -172,6 +177,10 @@ def advance_loop_kernel(
     tl.store(entry + _ENTRY_LOOP_END, end)
     tl.store(entry + _ENTRY_LAUNCH, launch)
     tl.store(entry + _ENTRY_LENGTH, length)
+    if ledger is not None:
+        plain_time, step_time = tl.load(ledger + _PLAIN_TIME), tl.load(ledger + _STEP_TIME)
+        tl.store(entry + _ENTRY_PLAIN_TIME, (1e3 * plain_time).to(tl.int64))
+        tl.store(entry + _ENTRY_STEP_TIME, (1e3 * step_time).to(tl.int64))
     tl.debug_barrier()  # every word of the entry precedes its sequence number
     _publish(entry + _ENTRY_SEQUENCE, written + 1)
 

@@ -8,17 +8,39 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from graphkit.ops.draft_length import DECAY, IDLE_DECAY, PRIOR, PRIOR_WEIGHT
+from graphkit.ops.draft_length import (
+    CATCH_UP_RESERVE,
+    DECAY,
+    DRIFT,
+    FIRST_WEIGHT,
+    IDLE_DECAY,
+    MOST_CREDIT,
+    MOST_DRIFT,
+    NEXT_WEIGHT,
+    PRIOR,
+    PROBE_SHARE,
+)
 from graphkit.ops.kernels.device_loop import smallest_body
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.loop_layout import Report
+from graphkit.ops.loop_layout import Ledger, Report
 
 _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
+_NEW = tl.constexpr(int(Report.NEW))
+_CREDIT = tl.constexpr(int(Ledger.CREDIT))
+_PLAIN_TIME = tl.constexpr(int(Ledger.PLAIN_TIME))
+_STEP_TIME = tl.constexpr(int(Ledger.STEP_TIME))
+_CLOCK = tl.constexpr(int(Ledger.CLOCK))
 _DECAY = tl.constexpr(DECAY)
 _IDLE_DECAY = tl.constexpr(IDLE_DECAY)
 _PRIOR = tl.constexpr(PRIOR)
-_PRIOR_WEIGHT = tl.constexpr(PRIOR_WEIGHT)
+_FIRST_WEIGHT = tl.constexpr(FIRST_WEIGHT)
+_NEXT_WEIGHT = tl.constexpr(NEXT_WEIGHT)
+_PROBE_SHARE = tl.constexpr(PROBE_SHARE)
+_MOST_CREDIT = tl.constexpr(MOST_CREDIT)
+_RESERVE = tl.constexpr(CATCH_UP_RESERVE)
+_DRIFT = tl.constexpr(DRIFT)
+_MOST_DRIFT = tl.constexpr(MOST_DRIFT)
 
 
 @triton.jit
@@ -33,12 +55,12 @@ def _count_report(
     drafts = tl.where(row > 0, drafts, -1)
     steps = tl.load(num_steps + length)
     is_drafted = position < steps
-    decay = tl.where(steps > 0, _DECAY, _IDLE_DECAY)
     reached = tl.sum((drafts[:, None] >= position[None, :]).to(tl.float32), 0)
     kept = tl.sum((drafts[:, None] > position[None, :]).to(tl.float32), 0)
     own = tl.where(tables > 1, length, 0)
     for table in range(tables):
         counts = is_drafted & (table == own)
+        decay = tl.where((table == own) & (steps > 0), _DECAY, _IDLE_DECAY)
         place = acceptance + (table * positions + position) * 2
         inside = position < positions
         before = tl.load(place, mask=inside, other=0.0)
@@ -47,54 +69,123 @@ def _count_report(
         tl.store(place + 1, decay * kept_before + tl.where(counts, kept, 0.0), mask=inside)
 
 
+@triton.jit
+def _clock_ns():
+    """Return the clock of the device, int64 [1]; ``globaltimer`` is part of PTX since 3.1."""
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l,l", [tl.arange(0, 1).to(tl.int64)],
+        dtype=tl.int64, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _count_times(
+    report, batch_sizes, num_steps, times, ledger, taken, variant, lengths, variants, reported,
+    columns, bodies, REPORT: tl.constexpr, BODIES: tl.constexpr,
+):  # fmt: skip
+    """Add a step of live requests to the ledger, and its time to the times.
+
+    ``taken`` is the time of the step, or 0 for the known one.
+    """
+    each = tl.arange(0, REPORT)
+    row = tl.load(report + each * columns + _ROW, mask=each < reported, other=0)
+    new = tl.load(report + each * columns + _NEW, mask=(each < reported) & (row > 0), other=0)
+    live = tl.sum((row > 0).to(tl.int32), 0)
+    if (live > 0) & (tl.load(num_steps) == 0):
+        own = times + smallest_body(batch_sizes, reported, bodies, BODIES) * variants
+        known = tl.load(own + variant).to(tl.float64)
+        plain_time = tl.load(own).to(tl.float64)
+        nearby = tl.minimum(tl.maximum(taken, known / _MOST_DRIFT), known * _MOST_DRIFT)
+        drifted = tl.where(taken > 0, known + (nearby - known) * _DRIFT, known)
+        plain_time = tl.where(variant == 0, drifted, plain_time)
+        tokens = tl.sum(new, 0).to(tl.float64) / live
+        gain = tl.where(variant == 0, 0.0, tokens - drifted / plain_time)
+        credit = tl.load(ledger + _CREDIT) + _PROBE_SHARE + gain
+        most = tl.load(num_steps + lengths - 1) + _MOST_CREDIT
+        plain_sum = tl.load(ledger + _PLAIN_TIME) + tokens * plain_time
+        step_sum = tl.load(ledger + _STEP_TIME) + tl.where(taken > 0, taken, known)
+        tl.debug_barrier()  # all is read before it is written
+        tl.store(own + variant, drifted.to(tl.float32))
+        tl.store(ledger + _CREDIT, tl.minimum(credit, most))
+        tl.store(ledger + _PLAIN_TIME, plain_sum)
+        tl.store(ledger + _STEP_TIME, step_sum)
+
+
 @triton.jit(
     do_not_specialize=[
-        "length", "depth", "requests", "bodies", "lengths", "tables", "positions", "reported",
-        "columns",
+        "variant", "depth", "requests", "bodies", "lengths", "variants", "tables", "positions",
+        "reported", "columns",
     ]
 )  # fmt: skip
 def choose_body_kernel(
-    rows, batch_sizes, num_steps, times, acceptance, body, behind, report, length, depth,
-    requests, bodies, lengths, tables, positions, reported, columns,
+    rows, batch_sizes, num_steps, times, acceptance, body, ledger, behind, report, variant, depth,
+    requests, bodies, lengths, variants, tables, positions, reported, columns,
     BLOCK: tl.constexpr, BODIES: tl.constexpr, REPORT: tl.constexpr, POSITIONS: tl.constexpr,
+    IS_TIMED: tl.constexpr,
 ):  # fmt: skip
     """One program."""
+    taken = tl.load(ledger + _CLOCK) * 0.0
+    if IS_TIMED:
+        before = tl.load(ledger + _CLOCK)
+        clock = tl.sum(_clock_ns(), 0).to(tl.float64)
+        taken = tl.where(before > 0, (clock - before) / 1e3, taken)
+        tl.debug_barrier()  # the clock is read before it is written
+        tl.store(ledger + _CLOCK, clock)
     if report is not None:
         _count_report(
-            report, num_steps, acceptance, length, reported, columns, tables, positions,
-            REPORT, POSITIONS,
+            report, num_steps, acceptance, tl.where(variant < lengths, variant, 0), reported,
+            columns, tables, positions, REPORT, POSITIONS,
+        )  # fmt: skip
+        _count_times(
+            report, batch_sizes, num_steps, times, ledger, taken, variant, lengths, variants,
+            reported, columns, bodies, REPORT, BODIES,
         )  # fmt: skip
         tl.debug_barrier()  # the counts are written before they are read
     each = tl.arange(0, BLOCK)
     row = tl.load(rows + each, mask=each < requests, other=0)
     live = tl.sum((row > 0).to(tl.int32), 0)
     size = smallest_body(batch_sizes, live, bodies, BODIES)
+    own = times + size * variants
+    plain_time, credit = tl.load(own), tl.load(ledger + _CREDIT)
+    has_plain = tl.load(num_steps) == 0
+    most = live * 0
+    catch_up = plain_time * 0.0
+    if behind is not None:
+        tokens = tl.load(behind + row, mask=row > 0, other=0)
+        most = tl.max(tokens, 0)
+        catch_up = tl.load(own + lengths) / plain_time - 1.0
     best_rate = -1.0
+    wanted_rate = -1.0
     chosen = 0
+    wanted = 0
     for index in range(lengths):
         table = tl.where(tables > 1, index, 0)
         expected = 1.0
         path = 1.0
         acceptance_rate = _PRIOR
+        weight = _FIRST_WEIGHT
         for position in range(tl.load(num_steps + index)):
             place = acceptance + (table * positions + position) * 2
-            acceptance_rate = (tl.load(place + 1) + _PRIOR_WEIGHT * acceptance_rate) / (
-                tl.load(place) + _PRIOR_WEIGHT
+            acceptance_rate = (tl.load(place + 1) + weight * acceptance_rate) / (
+                tl.load(place) + weight
             )
+            weight = _NEXT_WEIGHT
             path *= acceptance_rate
             expected += path
-        rate = expected / tl.load(times + size * lengths + index)
-        chosen = tl.where(rate > best_rate, index, chosen)
-        best_rate = tl.maximum(rate, best_rate)
-    if behind is None:
-        tl.store(body, (size * lengths + chosen).to(tl.int64))
-    else:
-        tokens = tl.load(behind + row, mask=row > 0, other=0)
-        most = tl.max(tokens, 0)
-        is_plain = tl.load(num_steps + chosen) == 0
-        catches_up = tl.where(is_plain, most + 1 >= depth, most > 0)
+        time = tl.load(own + index)
+        rate = expected / time
+        cost = time / plain_time - 1.0 + tl.where(most > 0, catch_up, 0.0)
+        is_covered = (index == 0) | (has_plain == 0) | (credit >= cost)
+        wanted = tl.where(rate > wanted_rate, index, wanted)
+        wanted_rate = tl.maximum(rate, wanted_rate)
+        is_better = is_covered & (rate > best_rate)
+        chosen = tl.where(is_better, index, chosen)
+        best_rate = tl.where(is_better, rate, best_rate)
+    if behind is not None:
+        is_due = (wanted == 0) & (most + 1 >= depth) & (credit >= catch_up + _RESERVE)
+        catches_up = tl.where(chosen == 0, is_due, most > 0)
         chosen = tl.where(catches_up, lengths, chosen)
-        tl.store(body, (size * (lengths + 1) + chosen).to(tl.int64))
+    tl.store(body, (size * variants + chosen).to(tl.int64))
 
 
 def launch_choose_body(args: Any) -> None:
@@ -104,8 +195,9 @@ def launch_choose_body(args: Any) -> None:
     reported, columns = (0, 0) if args.report is None else args.report.shape
     launch(
         choose_body_kernel, (1,), args, requests=requests, bodies=bodies, lengths=lengths,
-        tables=tables, positions=positions, reported=reported, columns=columns,
+        variants=args.times.shape[1], tables=tables, positions=positions, reported=reported,
+        columns=columns,
         BLOCK=triton.next_power_of_2(requests), BODIES=triton.next_power_of_2(bodies),
         REPORT=triton.next_power_of_2(max(reported, 1)),
-        POSITIONS=triton.next_power_of_2(positions), num_warps=4,
+        POSITIONS=triton.next_power_of_2(positions), IS_TIMED=args.is_timed, num_warps=4,
     )  # fmt: skip

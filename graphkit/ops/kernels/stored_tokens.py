@@ -21,8 +21,8 @@ def store_tokens_kernel(
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(req_pool_indices + request)
     is_live = row > 0
-    column = tl.minimum(tl.load(count + row), depth - 1)
-    place = row * slots + column
+    tokens = tl.load(count + row)
+    place = row * slots + tokens % depth
     tl.store(stored_tokens + place, tl.load(predict + request * width), mask=is_live)
     if hidden_states is not None:
         each = tl.arange(0, BLOCK)
@@ -30,7 +30,7 @@ def store_tokens_kernel(
             inside = (first + each < hidden) & is_live
             state = tl.load(hidden_states + request * width * hidden + first + each, mask=inside)
             tl.store(stored_states + place * hidden + first + each, state, mask=inside)
-    tl.store(count + row, column + 1, mask=is_live)
+    tl.store(count + row, tokens + 1, mask=is_live)
 
 
 def launch_store_tokens(args: Any) -> None:

@@ -20,6 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import quantized_cases
 from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.device_loop import advance_loop
+from graphkit.ops.draft_length import choose_body
 from graphkit.ops.experts import choose_experts, expert_linear, expert_sum, group_by_expert
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import quantized_linear_config
@@ -570,3 +572,36 @@ def test_attention_after_a_store_requests_older_keys_before_it_waits(
     else:
         assert events[:3] == [wait, starts_next, copy]
         assert paced not in events
+
+
+@compiles
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("leaves_tokens", [False, True])
+def test_the_choice_of_a_draft_length_reads_the_clock_if_it_is_timed(
+    monkeypatch, is_timed, leaves_tokens
+):
+    seen = {}
+
+    def run(kernel, *args, **options):
+        seen[kernel.__name__] = compile_only(kernel, *args, **options).asm["ptx"]
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    ints, longs = zeros(3, dtype=torch.int32), zeros(3, dtype=torch.int64)
+    report, ledger = zeros(3, 10, dtype=torch.int32), zeros(4, dtype=torch.float64)
+    columns = 4 if leaves_tokens else 3
+    cases = {
+        choose_body: (
+            longs, ints, ints, zeros(3, columns, dtype=torch.float32),
+            zeros(1, 3, 2, dtype=torch.float32), longs[:1], ledger,
+            ints if leaves_tokens else None, 4, report, 1, is_timed,
+        ),
+        advance_loop: (
+            report, longs, longs.bool(), zeros(5, dtype=torch.int64), ints,
+            zeros(RING_WORDS + 2 * (16 + 30), dtype=torch.int64), 2, None, 1, ledger,
+        ),
+    }  # fmt: skip
+    for function, args in cases.items():
+        op = OPS[function.__name__]
+        op.launch(op.arguments(*args))
+    assert ("globaltimer" in seen["choose_body_kernel"]) == is_timed
+    assert seen["advance_loop_kernel"]

@@ -32,6 +32,9 @@ COLUMNS = Report.TOKENS + 2
 RUNS, ENDS, HAD_ENDED = [1, 1, 1, 0, 9, -1], [1, 1, 1, 1, 9, -1], [0, 0, 0, 0, -1, -1]
 """Rows of reports, with 1 for the row of the request."""
 
+TIMES = [1500, 2500]
+"""Words of plain decoding and of the steps."""
+
 
 class LoopModel:
     """The control of device loops, over lists."""
@@ -69,7 +72,8 @@ class LoopModel:
             end = LoopEnd.IDLE
         self.again = int(end is LoopEnd.RUNNING)
         self._choose_body()
-        words = [self.written, len(report), end, self.launch] + [0] * (ENTRY_WORDS - 4)
+        words = [self.written, len(report), end, self.launch, 0, *TIMES]
+        words += [0] * (ENTRY_WORDS - len(words))
         words += [word for line in report for word in line]
         at = RING_WORDS + (self.written - 1) % self.entries * self.entry_words
         self.ring[at : at + len(words)] = words
@@ -105,6 +109,7 @@ class LoopTensors:
         self.rows, self.watched = words([0] * self.most), words([0] * self.most, torch.bool)
         self.control, self.sizes = words([0] * len(Control)), words(model.sizes, torch.int32)
         self.control[Control.WRITTEN] = model.written
+        self.ledger = torch.tensor([0, 1.5, 2.5, 0], dtype=torch.float64, device=device)
         self.ring = torch.tensor(model.ring)
         if self.rows.is_cuda:
             self.ring = self.ring.pin_memory()
@@ -123,7 +128,7 @@ class LoopTensors:
             signals = self.run(end_signals, self.control, self.ring, self.entries)
         self.run(
             advance_loop, self.words(report, torch.int32), self.rows, self.watched, self.control,
-            self.sizes, self.ring, self.entries, signals,
+            self.sizes, self.ring, self.entries, signals, 0, self.ledger,
         )  # fmt: skip
 
     def write(self, word, value):
@@ -341,6 +346,8 @@ def test_a_smaller_step_leaves_the_rest_of_its_entry(loop):
         "LOOP_END": 5,
         "LAUNCH": 1,
         "LENGTH": 0,
+        "PLAIN_TIME": TIMES[0],
+        "STEP_TIME": TIMES[1],
     }
     lines = loop.ring[RING_WORDS:].view(3, -1)[0][ENTRY_WORDS:].view(4, COLUMNS)
     assert lines[0].tolist() == RUNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from random import Random
 
@@ -9,7 +10,22 @@ import pytest
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.draft_length import DECAY, IDLE_DECAY, PRIOR, PRIOR_WEIGHT, choose_body
+from graphkit.ops import draft_length
+from graphkit.ops.draft_length import (
+    CATCH_UP_RESERVE,
+    DECAY,
+    DRIFT,
+    FIRST_CREDIT,
+    FIRST_WEIGHT,
+    IDLE_DECAY,
+    MOST_CREDIT,
+    NEXT_WEIGHT,
+    PRIOR,
+    PROBE_SHARE,
+    choose_body,
+    new_ledger,
+)
+from graphkit.ops.loop_layout import Ledger
 from graphkit.ops.stored_tokens import store_tokens
 from op_devices import CUDA, INTERPRETER, by, by_each, on_cuda
 
@@ -31,10 +47,12 @@ def length_case(seed):
             for row in range(reported)
         ]
         report = torch.tensor(lines, dtype=torch.int32)
-    times = [
-        [random.uniform(1, 2) + 0.4 * count * random.random() for count in steps] for _ in sizes
-    ]
     has_plain = steps[0] == 0 and random.random() < 0.7
+    times = [
+        [random.uniform(1, 2) + 0.4 * count * random.random() for count in steps]
+        + [random.uniform(1.5, 3)] * has_plain
+        for _ in sizes
+    ]
     behind = [0, *(random.choice([0, 0, 1, 2, 4]) for _ in range(11))]
     if random.random() < 0.4:
         behind = [0] * 12
@@ -45,10 +63,11 @@ def length_case(seed):
         "times": torch.tensor(times, dtype=torch.float32),
         "acceptance": torch.stack([reached, reached * random.random()], 2),
         "body": torch.tensor([-1], dtype=torch.int64),
+        "ledger": torch.tensor([random.choice([0, 0.3, 1, 5, 50]), 7, 8, 0], dtype=torch.float64),
         "behind": torch.tensor(behind, dtype=torch.int32) if has_plain else None,
         "depth": random.randint(2, 6),
         "report": report,
-        "length": length,
+        "variant": len(steps) if has_plain and not steps[length] else length,
     }
 
 
@@ -65,39 +84,77 @@ def expected_tokens(rates, steps):
     return total
 
 
-def chosen_body(case):
-    """Return the counts after a call, and the body; ``None`` for the body at a near tie."""
+def counted(case, length):
+    """Return the counts after a call."""
     steps, counts = case["num_steps"].tolist(), case["acceptance"].tolist()
     tables = len(counts)
-    if case["report"] is not None:
-        drafts = [line[1] - 1 for line in case["report"].tolist() if line[0] > 0]
-        for table in range(tables):
-            is_own = tables == 1 or table == case["length"]
-            for position in range(len(counts[0])):
-                seen = [d for d in drafts if is_own and d >= position < steps[case["length"]]]
-                decay = DECAY if steps[case["length"]] else IDLE_DECAY
-                reached, kept = counts[table][position]
-                new = sum(d > position for d in seen)
-                counts[table][position] = [decay * reached + len(seen), decay * kept + new]
-    rows = [row for row in case["rows"].tolist() if row]
+    drafts = [line[1] - 1 for line in case["report"].tolist() if line[0] > 0]
+    for table in range(tables):
+        is_own = tables == 1 or table == length
+        decay = DECAY if is_own and steps[length] else IDLE_DECAY
+        for position in range(len(counts[0])):
+            seen = [d for d in drafts if is_own and d >= position < steps[length]]
+            reached, kept = counts[table][position]
+            new = sum(d > position for d in seen)
+            counts[table][position] = [decay * reached + len(seen), decay * kept + new]
+    return counts
+
+
+def size_of(case, requests):
+    """Return the index of the size that requests run at."""
     sizes = case["batch_sizes"].tolist()
-    size = next(i for i, each in enumerate(sizes) if each >= len(rows) or each == sizes[-1])
-    gains = []
+    return next(i for i, size in enumerate(sizes) if size >= requests or size == sizes[-1])
+
+
+def ledger_after(case):
+    """Return the ledger after a call."""
+    credit, plain, taken, clock = case["ledger"].tolist()
+    report, steps = case["report"], case["num_steps"].tolist()
+    lines = [] if report is None else [line for line in report.tolist() if line[0] > 0]
+    if lines and not steps[0]:
+        times = case["times"][size_of(case, len(report))].tolist()
+        tokens = sum(line[2] for line in lines) / len(lines)
+        lost = times[case["variant"]] / times[0] - tokens if case["variant"] else 0
+        credit = min(credit + PROBE_SHARE - lost, MOST_CREDIT + steps[-1])
+        plain, taken = plain + tokens * times[0], taken + times[case["variant"]]
+    return [credit, plain, taken, clock]
+
+
+def chosen_body(case):
+    """Return counts and ledger after a call, and the body; ``None`` for the body at a near tie."""
+    steps, counts = case["num_steps"].tolist(), case["acceptance"].tolist()
+    if case["report"] is not None:
+        counts = counted(case, 0 if case["variant"] == len(steps) else case["variant"])
+    ledger = ledger_after(case)
+    rows = [row for row in case["rows"].tolist() if row]
+    size, variants = size_of(case, len(rows)), case["times"].shape[1]
+    times, behind = case["times"][size].tolist(), case["behind"]
+    most = 0 if behind is None else max([behind[row].item() for row in rows], default=0)
+    catch_up = 0.0 if behind is None else times[-1] / times[0] - 1
+    speeds, costs = [], [-math.inf]
     for index, count in enumerate(steps):
-        table = counts[index if tables > 1 else 0]
         rates = [PRIOR]
-        for reached, kept in table:
-            rates.append((kept + PRIOR_WEIGHT * rates[-1]) / (reached + PRIOR_WEIGHT))
-        gains.append(expected_tokens(rates[1:], count) / case["times"][size, index].item())
-    best = max(range(len(steps)), key=gains.__getitem__)
-    if sum(gain > 0.9999 * gains[best] for gain in gains) > 1:
-        return counts, None
-    if case["behind"] is None:
-        return counts, size * len(steps) + best
-    most = max([case["behind"][row].item() for row in rows], default=0)
-    if (steps[best] and most) or (not steps[best] and most + 1 >= case["depth"]):
-        best = len(steps)
-    return counts, size * (len(steps) + 1) + best
+        for position, (reached, kept) in enumerate(counts[index if len(counts) > 1 else 0]):
+            weight = NEXT_WEIGHT if position else FIRST_WEIGHT
+            rates.append((kept + weight * rates[-1]) / (reached + weight))
+        speeds.append(expected_tokens(rates[1:], count) / times[index])
+        costs += [times[index] / times[0] - 1 + catch_up * (most > 0)] * (index > 0)
+    costs = [-math.inf] * len(costs) if steps[0] else costs
+    bounds = [*costs, catch_up + CATCH_UP_RESERVE]
+    if any(abs(bound - ledger[0]) < 1e-4 for bound in bounds):
+        return counts, ledger, None
+    best = max(range(len(steps)), key=speeds.__getitem__)
+    covered = [index for index, cost in enumerate(costs) if cost < ledger[0]]
+    chosen = max(covered, key=speeds.__getitem__)
+    for compared in (speeds, [speeds[index] for index in covered]):
+        if sum(speed > 0.9999 * max(compared) for speed in compared) > 1:
+            return counts, ledger, None
+    if behind is not None and chosen and most:
+        chosen = variants - 1
+    elif behind is not None and not chosen:
+        is_due = not best and most + 1 >= case["depth"] and ledger[0] > bounds[-1]
+        chosen = variants - 1 if is_due else 0
+    return counts, ledger, size * variants + chosen
 
 
 def stored_case(seed):
@@ -122,9 +179,10 @@ def test_random_choices_equal_the_enumeration(run, seeds):
     bodies = set()
     for seed in range(seeds):
         case = length_case(seed)
-        counts, body = chosen_body(case)
+        counts, ledger, body = chosen_body(case)
         run(choose_body, **case)
         torch.testing.assert_close(case["acceptance"], torch.tensor(counts))
+        torch.testing.assert_close(case["ledger"], torch.tensor(ledger, dtype=torch.float64))
         if body is not None:
             assert case["body"].item() == body, seed
             bodies.add(body)
@@ -158,7 +216,7 @@ def test_stored_tokens(run):
             assert torch.equal(got, expected) if is_tensor else got == expected
 
 
-def chooser(*, steps, times, is_deferring=False):
+def chooser(*, steps, times, is_deferring=False, **changes):
     """Return a function of a report, as counts of accepted tokens, and the index of its length."""
     state = {
         "rows": torch.tensor([1]),
@@ -167,15 +225,17 @@ def chooser(*, steps, times, is_deferring=False):
         "times": torch.tensor([times], dtype=torch.float32),
         "acceptance": torch.zeros(1, max(steps), 2),
         "body": torch.zeros(1, dtype=torch.int64),
+        "ledger": new_ledger(torch.device("cpu")),
         "behind": torch.zeros(2, dtype=torch.int32) if is_deferring else None,
         "depth": 4,
+        **changes,
     }
 
-    def choose(accepted=None, length=0):
+    def choose(accepted=None, variant=0):
         report = None
         if accepted is not None:
             report = torch.tensor([[1, accepted, accepted, 0, -1]], dtype=torch.int32)
-        choose_body(**state, report=report, length=length)
+        choose_body(**state, report=report, variant=variant)
         return state["body"].item()
 
     choose.state = state
@@ -190,11 +250,11 @@ def test_rejected_drafts_lead_to_plain_steps_and_are_tried_again():
     choose = chooser(steps=[0, 1, 3], times=[1, 1.2, 1.5])
     body, bodies = choose(), []
     for _ in range(3000):
-        body = choose(1, body)  # every draft is wrong
         bodies.append(body)
-    tries = sum(body > 0 for body in bodies[100:])
-    assert 0 < tries < 0.03 * len(bodies), "a try costs a part of a step"
-    assert bodies[40:100].count(0) > 50
+        body = choose(1, body)  # every draft is wrong
+    lost = 0.2 * bodies.count(1) + 0.5 * bodies.count(2)
+    assert lost <= FIRST_CREDIT + PROBE_SHARE * len(bodies)
+    assert any(bodies[1000:]), "drafts are tried again"
 
 
 def test_accepted_drafts_lead_to_long_drafts():
@@ -210,19 +270,19 @@ def test_counts_decay_and_slowly_in_plain_steps():
     choose = chooser(steps=[0, 1, 3], times=[1, 1, 1])
     counts = choose.state["acceptance"]
     counts[:] = 10.0
-    choose(2, length=1)
+    choose(2, variant=1)
     expected = torch.tensor([[10 * DECAY + 1] * 2, [10 * DECAY] * 2, [10 * DECAY] * 2])
     torch.testing.assert_close(counts[0], expected)
-    choose(1, length=0)
+    choose(1, variant=0)
     torch.testing.assert_close(counts[0], IDLE_DECAY * expected)
-    for _ in range(10_000):
-        choose(1, length=0)
+    for _ in range(6000):
+        choose(1, variant=0)
     torch.testing.assert_close(counts[0], torch.zeros(3, 2), atol=1e-3, rtol=0)
     assert PRIOR > 0.5, "forgotten positions are tried again"
 
 
 def test_a_draft_waits_until_no_request_is_behind():
-    choose = chooser(steps=[0, 2], times=[1, 1], is_deferring=True)
+    choose = chooser(steps=[0, 2], times=[1, 1, 1], is_deferring=True)
     behind = choose.state["behind"]
     assert choose() == 1
     behind[1] = 1
@@ -231,12 +291,53 @@ def test_a_draft_waits_until_no_request_is_behind():
     assert choose() == 0
     behind[1] = 3
     assert choose() == 2, "a fourth token would be behind"
+    choose.state["times"][0, 2] = 1 + FIRST_CREDIT - 0.9 * CATCH_UP_RESERVE
+    assert choose() == 0, "the credit does not cover it"
+
+
+def test_a_draft_runs_if_the_credit_covers_its_loss():
+    choose = chooser(steps=[0, 2], times=[1, 1.5, 1.25], is_deferring=True)
+    ledger, behind = choose.state["ledger"], choose.state["behind"]
+    ledger[Ledger.CREDIT] = 0.49
+    assert choose() == 0
+    ledger[Ledger.CREDIT] = 0.5
+    assert choose() == 1
+    behind[1] = 1
+    assert choose() == 0, "it would have to catch up before"
+    ledger[Ledger.CREDIT] = 0.75
+    assert choose() == 2
+
+
+def test_gains_are_kept_up_to_the_most_credit():
+    choose = chooser(steps=[0, 2], times=[1, 1.5])
+    for _ in range(9):
+        choose(3, variant=1)
+    assert choose.state["ledger"][Ledger.CREDIT] == MOST_CREDIT + 2
+    assert choose.state["ledger"].tolist()[1:3] == [9 * 3 * 1.0, 9 * 1.5]
+
+
+def test_times_follow_those_of_the_steps(monkeypatch):
+    now = [1_000_000]
+    monkeypatch.setattr(draft_length, "clock_ns", lambda: now[0])
+    choose = chooser(steps=[0, 2], times=[100.0, 150.0], is_timed=True)
+    times, ledger = choose.state["times"][0], choose.state["ledger"]
+    choose()
+    for _ in range(80):
+        now[0] += 120_000
+        choose(1, variant=0)
+        now[0] += 165_000
+        choose(2, variant=1)
+    assert times.tolist() == pytest.approx([120, 165], rel=0.01)
+    assert ledger[Ledger.STEP_TIME].item() == pytest.approx(80 * 285)
+    now[0] += 10**9  # such as a pause of the process
+    choose(1, variant=0)
+    assert times[0].item() == pytest.approx(120 * (1 + DRIFT), rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("times", torch.ones(1, 2), r"times is \[1, 2\] float32 on cpu, expected .* = \[1, 3\]"),
+        ("times", torch.ones(1, 2), r"times is \[1, 2\] float32 on cpu, expected 3 columns"),
         ("acceptance", torch.ones(1, 3, 2).double(), "acceptance is .* float64"),
         ("body", torch.zeros(1).int(), r"body is \[1\] int32"),
         ("depth", 0, "depth is 0, expected at least 1"),
@@ -256,8 +357,8 @@ def test_tokens_are_stored_behind_those_of_their_row():
     stored_states = torch.zeros(3, 4, 1)
     for _ in range(2):
         store_tokens(rows, tokens, stored, count, 3, states, stored_states)
-    assert count.tolist() == [0, 3, 3], "pads store nothing, and a full row stays full"
-    assert stored.tolist() == [[0] * 4, [0, 9, 9, 0], [0, 0, 5, 0]]
+    assert count.tolist() == [0, 3, 4], "pads store nothing, and a row keeps its last tokens"
+    assert stored.tolist() == [[0] * 4, [0, 9, 9, 0], [5, 0, 5, 0]]
     assert stored_states[1].flatten().tolist() == [0, 4, 4, 0]
     with pytest.raises(InputError, match="both of hidden_states and stored_states"):
         store_tokens(rows, tokens, stored, count, 3, states)

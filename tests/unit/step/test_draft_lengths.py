@@ -1,35 +1,140 @@
-"""Times of draft lengths."""
+"""Chosen draft lengths against plain decoding and each fixed length, with known times."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from graphkit.engine.step.draft_lengths import DraftLengths
+from graphkit.ops.draft_length import FIRST_CREDIT, MOST_CREDIT, PROBE_SHARE
+from graphkit.ops.loop_layout import Ledger
 
-CPU = torch.device("cpu")
-
-
-def step(depth):
-    """A step of 0 or 3 drafts whose plain steps catch up together once in ``depth`` steps."""
-    lengths = [SimpleNamespace(max_path=path, drafts=path - 1) for path in (1, 4)]
-    return SimpleNamespace(
-        pending_catch_up=depth and SimpleNamespace(depth=depth),
-        by_length=lengths,
-        variants=[*lengths, *(lengths[:1] if depth else [])],
-        context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
-    )
+LENGTHS = (0, 1, 3)
+REPORTED = 8
+"""Requests of a report. Those of a larger batch would only make acceptance more certain."""
 
 
-@pytest.mark.parametrize(
-    ("depth", "measured", "times"),
-    [(None, [2.0, 7.0], [2.0, 7.0]), (4, [2.0, 7.0, 6.0], [3.0, 7.0])],
-    ids=["catches up in every step", "catches up in every fourth step"],
-)
-def test_plain_steps_bear_their_share_of_the_catch_up(depth, measured, times):
-    behind = None if depth is None else torch.zeros(3, dtype=torch.int32)
-    chooser = DraftLengths(step(depth), [1, 2], behind, CPU)
-    chooser.set_times([measured, [2 * time for time in measured]])
-    assert chooser.times.tolist() == [times, [2 * time for time in times]]
+def dense(rows):
+    """Return milliseconds of a forward of 8 billion weights, bound by bytes at first."""
+    return max(3.74, 0.0235 * rows) + 0.002 * rows
+
+
+def experts(rows):
+    """Return those of 128 experts, 8 per row: the more rows, the more experts are read."""
+    touched = 1 - (1 - 8 / 128) ** rows
+    return max((1.6 + 57 * touched) / 4.1, 0.011 * rows) + 0.3
+
+
+def hybrid(rows):
+    """Return those of recurrent layers, whose states are stored after each row."""
+    return max(3.9, 0.0235 * rows) + 0.016 * rows
+
+
+def draft(rows):
+    return max(0.35, 0.0022 * rows) + 0.05
+
+
+def measured(forward, batch):
+    """Return the times of the lengths, and of a plain step that catches up on four tokens."""
+    drafted = [
+        forward(batch * (1 + count)) + count * draft(batch) + draft(batch * (1 + count))
+        for count in LENGTHS[1:]
+    ]
+    return [forward(batch), *drafted, forward(batch) + draft(4 * batch)]
+
+
+class Requests:
+    """A batch whose drafts are right with a chance, and whose steps take known times."""
+
+    def __init__(self, times, seed=0):
+        lengths = [SimpleNamespace(max_path=count + 1, drafts=count) for count in LENGTHS]
+        step = SimpleNamespace(
+            pending_catch_up=SimpleNamespace(depth=LENGTHS[-1] + 1),
+            by_length=lengths,
+            variants=[*lengths, lengths[0]],
+            context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
+        )
+        self.times, self._random = times, np.random.default_rng(seed)
+        self._behind = torch.zeros(REPORTED + 1, dtype=torch.int32)
+        self.lengths = DraftLengths(step, [REPORTED], self._behind, torch.device("cpu"))
+        self.lengths.set_times([times])
+        self._rows, self._body = torch.arange(1, REPORTED + 1), torch.zeros(1, dtype=torch.int64)
+        self._report = torch.ones(REPORTED, 5, dtype=torch.int32)
+        self._report[:, 0] = self._rows
+        self.drafted = []
+        self.lengths.choose(self._rows, self._body)
+
+    def step(self, chance):
+        """Run the chosen variant; return its tokens per request and its time."""
+        variant = int(self._body)
+        count = (*LENGTHS, 0)[variant]
+        right = self._random.random((REPORTED, count)) < chance
+        tokens = 1 + right.cumprod(1).sum(1)
+        self._report[:, 1] = self._report[:, 2] = torch.from_numpy(tokens)
+        self._behind[1:] = self._behind[1:] + 1 if variant == 0 else 0
+        self.lengths.choose(self._rows, self._body, self._report, variant)
+        self.drafted.append(variant)
+        return tokens.mean(), self.times[variant]
+
+    def run(self, chance, steps):
+        """Return the tokens per request and time of some steps."""
+        tokens, times = zip(*(self.step(chance) for _ in range(steps)), strict=True)
+        return sum(tokens) / sum(times)
+
+
+def check_speed(forward, batch, chance, steps):
+    times = measured(forward, batch)
+    requests = Requests(times)
+    first, second = requests.run(chance, steps), requests.run(chance, steps)
+    fixed = [
+        sum(chance**position for position in range(count + 1)) / time
+        for count, time in zip(LENGTHS, times, strict=False)
+    ]
+    assert (first + second) / 2 >= 0.98 * fixed[0]
+    assert second >= 0.99 * max(fixed), [requests.drafted.count(each) for each in range(4)]
+
+
+@pytest.mark.parametrize("chance", [0, 0.5, 1])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_no_length_is_faster(batch, chance):
+    check_speed(dense, batch, chance, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chance", [0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 1])
+@pytest.mark.parametrize("forward", [dense, experts, hybrid])
+@pytest.mark.parametrize("batch", [1, 4, 8, 16, 32, 64, 128, 256])
+def test_no_length_is_faster_anywhere(forward, batch, chance):
+    check_speed(forward, batch, chance, 2000)
+
+
+@pytest.mark.parametrize("period", [None, 1, 7, 40, 300])
+def test_what_drafts_cost_is_bounded_whatever_is_accepted(period):
+    """Drafts are right and wrong in turns, or wrong as soon as there is credit for them."""
+    times = [1.0, 1.3, 1.7, 1.1]
+    requests = Requests(times)
+    plain = spent = 0.0
+    for number in range(3000):
+        has_credit = requests.lengths.ledger[Ledger.CREDIT] > 3
+        chance = number // period % 2 if period else 1 - int(has_credit)
+        tokens, time = requests.step(float(chance))
+        plain, spent = plain + tokens, spent + time
+        assert spent <= (1 + PROBE_SHARE) * plain + FIRST_CREDIT
+    ledger = requests.lengths.ledger
+    assert 0 <= ledger[Ledger.CREDIT] <= MOST_CREDIT + LENGTHS[-1]
+    assert ledger[Ledger.PLAIN_TIME].item() == pytest.approx(plain)
+    assert ledger[Ledger.STEP_TIME].item() == pytest.approx(spent)
+
+
+def test_wrong_drafts_are_rare_and_the_draft_model_stops_to_catch_up():
+    requests = Requests([1.0, 1.3, 1.7, 1.5])
+    requests.run(0.0, 600)
+    later = requests.drafted[300:]
+    lost = sum((0, 0.3, 0.7, 0.5)[variant] for variant in later)
+    assert lost <= PROBE_SHARE * len(later) + 1
+    assert later.count(3) < len(later) / 20, "fewer than once in four tokens"
+    requests.run(1.0, 1500)
+    assert requests.drafted[-1] == 2, "a try finds that drafts are right again"
