@@ -56,7 +56,7 @@ class RegisteredOp:
         check: Further check, after the rules.
         results: Rules of the results; None if there are none, or ``fake`` makes them.
         fake: Makes empty results that no rules describe.
-        is_costly: See ``register_op``.
+        is_costly, own_stand_in: See ``register_op``, where it is ``stand_in``.
     """
 
     name: str
@@ -67,6 +67,7 @@ class RegisteredOp:
     results: ResultRules | None
     fake: Callable[[Any], Any] | None
     is_costly: bool = False
+    own_stand_in: Callable[[Any], Any] | None = None
 
     @cached_property
     def launcher(self) -> Callable[..., Any]:
@@ -104,6 +105,8 @@ class RegisteredOp:
 
     def stand_in(self, arguments: Any) -> Any:
         """Return results for a pass that compiles the kernels of the op; see ``KernelRequests``."""
+        if self.own_stand_in is not None:
+            return self.own_stand_in(arguments)
         if not self.is_costly:
             return self.reference(*arguments)
         results = self.empty(arguments)
@@ -163,6 +166,7 @@ def register_op(
     number_error: ArgumentError | None = None,
     differentiable: bool = False,
     is_costly: bool = False,
+    stand_in: Callable[[Any], Any] | None = None,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Register the decorated torch reference as the op ``graphkit::NAME``.
 
@@ -179,6 +183,8 @@ def register_op(
         is_costly: Whether the reference takes too long, or too much memory, to stand in for kernels
             that are being compiled. All results are floating-point: zeros stand in for them, and
             the op writes nothing.
+        stand_in: Computes the results meanwhile from the arguments, where the reference returns
+            others than the kernels.
 
     Returns:
         A decorator. The public function has the reference's signature, and its documentation with
@@ -197,7 +203,9 @@ def register_op(
         if fake is None and returned is not type(None):
             results = ResultRules(returned, list(hints))
         arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
-        op = RegisteredOp(name, reference, arguments, rules, check, results, fake, is_costly)
+        op = RegisteredOp(
+            name, reference, arguments, rules, check, results, fake, is_costly, stand_in
+        )
         schema = torch.library.infer_schema(_plain(function), mutates_args=mutates_args)
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key, kernel in (("CPU", op.run_reference), ("CUDA", op.run_cuda)):

@@ -326,3 +326,10 @@ def test_layers_differentiate_by_torch():
     x = torch.randn(4, 128, device=CUDA, dtype=torch.bfloat16)
     layer(x).sum().backward()
     assert torch.equal(layer.weight.grad, x.sum(0).expand(64, 128).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("options", [{}, {"swiglu": True}, {"split_k_partials": True}])
+def test_torch_stands_in_while_kernels_are_compiled(options):
+    op = OPS["linear"]
+    args = op.arguments(torch.randn(3, 16), torch.randn(8, 16), torch.randn(8), **options)
+    assert torch.equal(op.stand_in(args), linear(*args))
