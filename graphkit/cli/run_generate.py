@@ -227,6 +227,8 @@ def _completion(prompt: Prompt, request: Request, stream: TextStream) -> Complet
         tokens=len(request.output_ids),
         accept_length=request.accept_length,
         token_ids=tuple(request.output_ids),
+        rows=request.num_rows,
+        acceptance=request.acceptance,
     )
 
 
@@ -266,4 +268,6 @@ def _record(
         fallbacks=stats.fallbacks,
         accepted_lengths=stats.accepted_lengths,
         drafted_lengths=stats.drafted_lengths,
+        acceptance=stats.acceptance,
+        gain_over_plain=stats.gain_over_plain,
     )

@@ -380,7 +380,8 @@ class SpeculativeEngine:
     def stats(self) -> EngineStats:
         """Counts over all requests so far, as a snapshot."""
         batching = self._batching
-        return batching.tally.stats(batching.queue, self.memory, self.runners)
+        seconds = batching.schedule.seconds
+        return batching.tally.stats(batching.queue, self.memory, self.runners, seconds)
 
     def step(self) -> NewTokens:
         """Admit waiting requests, prefill, run one step for all running ones, remove finished ones.

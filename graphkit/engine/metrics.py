@@ -65,6 +65,8 @@ class PrometheusCollector:
       the draft at this position, from 0;
     - ``spec_decode_num_steps_total``: verify steps by the number of their ``drafts``, with several
       draft lengths;
+    - ``spec_decode_plain_seconds_total`` and ``spec_decode_step_seconds_total``: the speed of the
+      steps over plain decoding is their ratio; see ``EngineStats.gain_over_plain``;
     - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
 
     Args:
@@ -155,7 +157,7 @@ class PrometheusCollector:
         }
         for name, (text, value) in gauges.items():
             yield self._gauge(name, text).add(value).family
-        counters = {
+        counters: dict[str, tuple[str, float]] = {
             "prompt_tokens": ("Tokens of prompts.", stats.prompt_tokens),
             "generation_tokens": ("Tokens generated.", stats.new_tokens),
             "num_preemptions": (
@@ -168,13 +170,17 @@ class PrometheusCollector:
             ),
             "spec_decode_num_draft_tokens": (
                 "Drafts that were verified.",
-                sum(drafts * count for drafts, count in drafted.items()),
+                stats.num_draft_tokens,
             ),
             "spec_decode_num_accepted_tokens": (
                 "Drafts that were accepted.",
-                sum((tokens - 1) * count for tokens, count in accepted.items()),  # without bonus
+                stats.num_accepted_tokens - stats.num_verifies,  # without bonus tokens
             ),
         }
+        if stats.step_seconds:
+            counters["spec_decode_step_seconds"] = "Time of the steps.", stats.step_seconds
+            text = "Time of plain decoding for the tokens of these steps."
+            counters["spec_decode_plain_seconds"] = text, stats.plain_seconds
         for name, (text, value) in counters.items():
             yield self._counter(name, text).add(value).family
         text = "Requests that have ended, by reason."

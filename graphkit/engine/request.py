@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,12 +36,66 @@ class FinishReason(Enum):
     FAILED = "error"
 
 
+class VerifySteps:
+    """What verify steps drafted and accepted, of a request or of all.
+
+    Attributes:
+        accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
+            included.
+        drafted_lengths: The same steps by the number of drafts that they verified.
+    """
+
+    __slots__ = ()
+    accepted_lengths: Mapping[int, int]
+    drafted_lengths: Mapping[int, int]
+
+    @property
+    def num_verifies(self) -> int:
+        """Verify steps that generated tokens, counted once per request that took part."""
+        return sum(self.accepted_lengths.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that these steps verified: their drafts and the bonus tokens."""
+        return self.num_draft_tokens + self.num_verifies
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts that these steps verified."""
+        return sum(drafts * count for drafts, count in self.drafted_lengths.items())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Tokens that these steps accepted, bonus tokens included."""
+        return sum(length * count for length, count in self.accepted_lengths.items())
+
+    @property
+    def accept_length(self) -> float:
+        """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
+        return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Share of the steps with a draft at a position that accepted it, by position from 0.
+
+        A step of N drafts has them at N positions, also those of a tree.
+        """
+        longest = max(self.accepted_lengths, default=1)
+        positions = range(max(longest - 1, 0))
+        drafted = [sum(n for d, n in self.drafted_lengths.items() if d > p) for p in positions]
+        accepted = [
+            sum(n for length, n in self.accepted_lengths.items() if length > p + 1)
+            for p in positions
+        ]
+        return tuple(a / d for a, d in zip(accepted, drafted, strict=True))
+
+
 NewTokens = list[tuple["Request", list[int]]]
 """New tokens of each request, in order."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
-class Request:
+class Request(VerifySteps):
     """A request and its output so far.
 
     ``SpeculativeEngine.submit`` creates it; the engine alone changes it, in ``step`` and ``abort``.
@@ -112,21 +166,6 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has its last token."""
         return self.finish_reason is not None
-
-    @property
-    def num_verifies(self) -> int:
-        """Verify steps that generated tokens for the request."""
-        return self.accepted_lengths.total()
-
-    @property
-    def num_accepted_tokens(self) -> int:
-        """Tokens that those steps accepted, bonus tokens included."""
-        return sum(length * count for length, count in self.accepted_lengths.items())
-
-    @property
-    def accept_length(self) -> float:
-        """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
-        return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
     def receive(self, row: Sequence[int], drafts: int | None) -> None:
         """Append the new tokens of a report's row up to the one that finishes the request.

@@ -148,6 +148,11 @@ class Schedule:
         return self._step.runners
 
     @property
+    def seconds(self) -> tuple[float, float]:
+        """Times of plain decoding and of the steps so far, see ``EngineStats``."""
+        return (0.0, 0.0) if self._lengths is None else self._lengths.seconds
+
+    @property
     def can_admit(self) -> bool:
         """Whether requests can join now."""
         return True
@@ -281,6 +286,11 @@ class DeviceSchedule(Schedule):
     def runners(self) -> tuple[SpecStepRunner]:
         """The runner of the whole step."""
         return (self._runner,)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """See ``Schedule.seconds``; of the steps of loops that have been read."""
+        return self._runner.seconds
 
     @property
     def can_admit(self) -> bool:

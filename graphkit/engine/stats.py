@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import FinishReason, NewTokens, Request
+from graphkit.engine.request import FinishReason, NewTokens, Request, VerifySteps
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.runners import Runner
 
@@ -47,7 +47,7 @@ class TimeHistogram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
+class EngineStats(VerifySteps):
     """Counts over all requests since the engine was created.
 
     Times end when ``step`` returns, because its caller has the tokens then.
@@ -72,6 +72,11 @@ class EngineStats:
         running, waiting: Requests that are admitted, and that wait for room.
         preemptions: Times that a request had to give its KV slots to earlier ones.
         kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
+        step_seconds: Time of the steps, 0 with one draft length and without a length 0. Each counts
+            as long as it took on CUDA, else as long as at the capture. On the recorder, counted
+            work of graphs instead of microseconds.
+        plain_seconds: Time of plain decoding for the tokens of the same steps: the tokens of each
+            step per request times the measured time of a plain step of its batch size.
     """
 
     new_tokens: int
@@ -90,16 +95,13 @@ class EngineStats:
     preemptions: int
     kv_usage: float
 
-    @property
-    def num_verifies(self) -> int:
-        """Verify steps, counted once per request that took part."""
-        return sum(self.accepted_lengths.values())
+    step_seconds: float = 0.0
+    plain_seconds: float = 0.0
 
     @property
-    def accept_length(self) -> float:
-        """Mean tokens accepted per request and verify step; 0 before the first step."""
-        accepted = sum(length * count for length, count in self.accepted_lengths.items())
-        return accepted / self.num_verifies if accepted else 0.0
+    def gain_over_plain(self) -> float:
+        """Speed of the steps over plain decoding since the start; 0 if it is not measured."""
+        return self.plain_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
 @dataclass
@@ -188,9 +190,20 @@ class Tally:
         self._counts.add(request)
 
     def stats(
-        self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
+        self,
+        queue: RequestQueue,
+        memory: RequestMemory,
+        runners: Iterable[Runner[Any, Any]],
+        seconds: tuple[float, float],
     ) -> EngineStats:
-        """Return the counts, unfinished requests included."""
+        """Return the counts, unfinished requests included.
+
+        Args:
+            queue: The requests.
+            memory: Their memory.
+            runners: The runners of the engine.
+            seconds: Times of plain decoding and of the steps.
+        """
         total = copy.deepcopy(self._counts)
         for request in queue.started:
             total.add(request)
@@ -213,4 +226,6 @@ class Tally:
             waiting=queue.num_waiting,
             preemptions=queue.num_preemptions,
             kv_usage=memory.held_slots / memory.total_slots,
+            plain_seconds=seconds[0],
+            step_seconds=seconds[1],
         )

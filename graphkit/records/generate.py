@@ -19,6 +19,8 @@ class Completion:
         tokens: Number of generated tokens, a final stop token included.
         accept_length: Mean tokens per verify step, bonus included; 0 without verify steps.
         token_ids: The generated tokens.
+        rows: Rows that the verify steps computed, drafts and bonus tokens.
+        acceptance: Share of the drafts at each position that were accepted.
     """
 
     prompt: str
@@ -27,6 +29,8 @@ class Completion:
     tokens: Count
     accept_length: Real
     token_ids: tuple[Count, ...] = ()
+    rows: Count = 0
+    acceptance: tuple[Real, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class GenerateRecord(Record):
         fallbacks: Eager runs by forward mode and reason.
         accepted_lengths: Verify steps by the number of tokens that they accepted, bonus included.
         drafted_lengths: Verify steps by the number of drafts that they verified.
+        acceptance: Share of the drafts at each position that were accepted, over all completions.
+        gain_over_plain: Speed of the steps over plain decoding, measured; 0 if it is not.
     """
 
     KIND: ClassVar[str] = "generate"
@@ -73,6 +79,8 @@ class GenerateRecord(Record):
     fallbacks: Mapping[str, Mapping[str, Count]]
     accepted_lengths: Mapping[Count, Count] = field(default_factory=dict)
     drafted_lengths: Mapping[Count, Count] = field(default_factory=dict)
+    acceptance: tuple[Real, ...] = ()
+    gain_over_plain: Real = 0.0
     top_k: Integer = 0
     top_p: Real = 1.0
     min_p: Real = 0.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from draft_choices import choices_of
 from engine_runs import each_generation, outputs
 from graphkit.engine import SamplingParams
 from graphkit.engine.attention import PagedAttention
+from graphkit.engine.request import VerifySteps
 from graphkit.spec import ForwardMode
 
 SHORT = SamplingParams(max_new_tokens=6)
@@ -92,3 +94,43 @@ def test_requests_that_still_run_count(make_engine, task, generation):
         engine.step()
     assert engine.stats.new_tokens == len(request.output_ids) > 0
     assert engine.stats.accept_length == request.accept_length >= 1
+
+
+class Steps(VerifySteps):
+    """Steps with known counts."""
+
+    def __init__(self, accepted, drafted):
+        self.accepted_lengths, self.drafted_lengths = accepted, drafted
+
+
+def test_acceptance_by_position_is_a_share_of_the_steps_that_drafted_there():
+    none = Steps({}, {})
+    assert (none.acceptance, none.accept_length, none.num_rows) == ((), 0, 0)
+    steps = Steps(accepted={1: 4, 2: 3, 4: 1}, drafted={0: 2, 1: 2, 3: 4})
+    assert steps.acceptance == (4 / 6, 1 / 4, 1 / 4)
+    assert (steps.num_verifies, steps.num_draft_tokens, steps.num_rows) == (8, 14, 22)
+    assert (steps.num_accepted_tokens, steps.accept_length) == (14, 14 / 8)
+
+
+@each_generation
+def test_the_gain_over_plain_decoding_is_that_of_the_measured_times(make_engine, task, generation):
+    """With drafts that are right, all steps but a few have the longest length."""
+    engine = make_engine(
+        "EXACT", num_steps=(0, 3), generation=generation, batch_sizes=[1], max_batch_size=1
+    )
+    engine.capture()
+    assert engine.stats.gain_over_plain == 0
+    (request,) = engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=61))
+    stats, times = engine.stats, choices_of(engine).times[0].tolist()
+    assert stats.acceptance == request.acceptance
+    assert request.acceptance[0] > 0.9
+    gain = stats.accept_length * times[0] / times[1]
+    assert stats.gain_over_plain == pytest.approx(gain, rel=0.1)
+    assert stats.step_seconds == pytest.approx(stats.num_verifies * times[1] / 1e6, rel=0.15)
+
+
+@each_generation
+def test_one_draft_length_has_no_measured_gain(make_engine, task, generation):
+    engine = make_engine(generation=generation)
+    engine.generate(task.prompts[:1], SHORT)
+    assert (engine.stats.gain_over_plain, engine.stats.plain_seconds) == (0, 0)

@@ -77,12 +77,14 @@ class Steps:
         intervals_ms: Milliseconds between two steps; 0 for steps that the host received together.
         tokens: New tokens of all requests.
         drafted_lengths: Steps of all requests by the number of drafts that they verified.
+        seconds: Times of plain decoding and of the steps; see ``EngineStats``.
     """
 
     ms: list[float] = field(default_factory=list)
     intervals_ms: list[float] = field(default_factory=list)
     tokens: int = 0
     drafted_lengths: Counter[int] = field(default_factory=Counter)
+    seconds: tuple[float, float] = 0.0, 0.0
 
     @property
     def ms_per_step(self) -> float:
@@ -148,7 +150,7 @@ class MeasuredEngine:
         """
         self._restart()
         self._engine.runners[0].backend.wait_for_device()
-        drafted = self._drafted_lengths()
+        drafted, before_s = self._drafted_lengths(), self._seconds()
         began = time.perf_counter()
         self._advance(self._variant.steps_ahead)
         tokens = sum(map(len, self.outputs))
@@ -157,6 +159,9 @@ class MeasuredEngine:
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
         into.drafted_lengths += self._drafted_lengths() - drafted
+        spent = zip(into.seconds, self._seconds(), before_s, strict=True)
+        plain, taken = (total + after - before for total, after, before in spent)
+        into.seconds = plain, taken
 
     def host_us(self, steps: int, *, launches: int = 0) -> dict[str, float]:
         """Return microseconds of CPU time of the host's thread per step, without its waits.
@@ -197,6 +202,11 @@ class MeasuredEngine:
         self._restart()
         self._engine.runners[0].backend.wait_for_device()
         return BareStep(self._runner(), self._rows())
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return times of plain decoding and of all steps so far."""
+        stats = self._engine.stats
+        return stats.plain_seconds, stats.step_seconds
 
     def _drafted_lengths(self) -> Counter[int]:
         """Return the steps of all requests so far by the number of drafts that they verified."""

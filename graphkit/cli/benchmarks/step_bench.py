@@ -197,6 +197,9 @@ class StepBench:
             for drafts in (length.num_draft_tokens - 1 for length in self.spec.lengths):
                 share = drafted[drafts] / drafted.total()
                 yield cell(size, variant, f"steps of {drafts} drafts", share)
+            plain, taken = steps.seconds
+            if taken:
+                yield cell(size, variant, "speed over plain decoding", plain / taken, "x")
 
     def _bare(
         self, size: int, engine: MeasuredEngine, seen: Mapping[str, Steps]

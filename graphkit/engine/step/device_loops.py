@@ -223,6 +223,12 @@ class DeviceLoops:
         self._launched = 0
         self._is_launching = False
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Times of plain decoding and of the steps before the last one that was read."""
+        plain, steps = self._reader.times
+        return plain / 1e9, steps / 1e9
+
     def add_steps(self, stats: ReplayStats) -> ReplayStats:
         """Return the statistics of single steps with the steps of launches that have been read."""
         by_size, live_sizes = Counter(self._reader.steps_by_size), Counter(self._reader.live_sizes)

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from graphkit.engine.step.spec_step import SpecStep, StepVariant
 from graphkit.ops.draft_length import choose_body, new_ledger
 from graphkit.ops.loop_layout import Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationTimes:
-    """What steps took, and what plain decoding takes for the same tokens.
-
-    In microseconds; on the recorder, in counted work. Steps of one draft length alone, of eager
-    runs and of engines without plain steps are not measured.
-
-    Attributes:
-        plain: Tokens of each step per request, times the measured time of a plain step of the same
-            size.
-        steps: The steps.
-    """
-
-    plain: float = 0.0
-    steps: float = 0.0
-
-    @property
-    def gain(self) -> float:
-        """Speed of the steps over plain decoding; 0 if none was measured."""
-        return self.plain / self.steps if self.steps else 0.0
 
 
 class DraftLengths:
@@ -118,10 +95,10 @@ class HostLengths(DraftLengths):
         self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
 
     @property
-    def speculation_times(self) -> SpeculationTimes:
-        """What the steps so far took."""
+    def seconds(self) -> tuple[float, float]:
+        """Times of plain decoding and of the steps so far, see ``EngineStats``."""
         ledger = self.ledger.tolist()
-        return SpeculationTimes(ledger[Ledger.PLAIN_TIME], ledger[Ledger.STEP_TIME])
+        return ledger[Ledger.PLAIN_TIME] / 1e6, ledger[Ledger.STEP_TIME] / 1e6
 
     def set_times(self, times: Sequence[Sequence[float]]) -> None:
         """See ``DraftLengths.set_times``."""

@@ -371,6 +371,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Steps that were replayed or read from launches, and fallbacks."""
         return self._loops.add_steps(super().stats)
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Times of plain decoding and of the steps of launches, see ``EngineStats``."""
+        return self._loops.seconds
+
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
         with ExitStack() as last_first:  # closes all, even if a rank has failed

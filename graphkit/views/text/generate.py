@@ -27,6 +27,10 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
         yield "accepted", _counts(record.accepted_lengths, "token")
     if len(record.drafted_lengths) > 1:
         yield "drafted", _counts(record.drafted_lengths, "draft")
+    if record.acceptance:
+        yield "by position", ", ".join(f"{share:.0%}" for share in record.acceptance)
+    if record.gain_over_plain:
+        yield "over plain", f"{record.gain_over_plain:.2f} x the speed of plain decoding"
     if record.capture_seconds is not None:
         yield "capture", f"{record.capture_seconds:.2f} s"
     for name, texts in (("graphs", _replays(record)), ("without a graph", _fallbacks(record))):

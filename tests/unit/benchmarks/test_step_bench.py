@@ -75,6 +75,7 @@ def test_steps_are_counted_by_their_draft_length():
     for name in ("v1", "v2", "one launch", "loop of 2"):
         shares = [rows[name][f"steps of {drafts} drafts"] for drafts in (0, 1, 2)]
         assert sum(shares) == pytest.approx(1.0)
+        assert 0.2 < rows[name]["speed over plain decoding"] < 3
 
 
 def test_a_report_has_the_settings_and_on_the_cpu_no_measure_of_cuda():

@@ -239,6 +239,10 @@ def test_counts_by_draft_length(generation):
     assert sum(by_drafts.values()) == stats.num_verifies
     drafted = found["graphkit:spec_decode_num_draft_tokens_total",]
     assert drafted == sum(drafts * steps for drafts, steps in by_drafts.items())
+    plain, taken = (
+        found[f"graphkit:spec_decode_{name}_seconds_total",] for name in ("plain", "step")
+    )
+    assert plain / taken == stats.gain_over_plain > 0
 
 
 class Eight(gk.CustomSpecAlgorithm):
