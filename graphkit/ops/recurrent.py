@@ -3,18 +3,17 @@
 One scan serves the gated delta rule (arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692),
 Mamba (arXiv 2312.00752) and Mamba 2 (arXiv 2405.21060). Each head has a state of K keys and V
 values. A row decays it and adds the product of a key and a value, or, with ``beta``, of a key and
-what the state lacks of the value. What a node adds is kept instead of the state after it:
-``commit_scans`` adds what the accepted path has. For a head of the gated delta rule with 128 keys
-and values in float32, that is 1 KB instead of 64.
+what the state lacks of the value. What a node adds is kept instead of the state after it, and the
+next scan adds what the accepted path has, which ``commit_scans`` notes. For a head of the gated
+delta rule with 128 keys and values in float32, that is 1 KB instead of 64.
 
 Dimensions: R request rows, B requests, T rows, N nodes of a request, W most nodes, H heads of
 values, G heads of keys, K keys, V values, C channels of a convolution, L factors of each, S columns
-of its state, M columns of its inputs, U numbers that a node keeps, E = B + 1.
+of its state, M columns of its inputs, U numbers that a node keeps, P = W + 2, E = B + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -28,7 +27,7 @@ NO_LIMIT = 3e38
 CHUNK = 64
 """Rows of a prompt that a kernel computes at once, where every head has one decay."""
 WHOLE = -2
-"""Parent of nodes whose state is kept as a whole, in the second slot of their request row."""
+"""Parent of nodes whose state is kept as a whole, in a slot of their request row."""
 
 
 def update_size(heads: int, groups: int, keys: int, values: int, decays: int) -> int:
@@ -181,10 +180,15 @@ def _check_scan(args: Any) -> None:
         )
     decays = _decays(args)
     kept = update_size(heads, groups, keys, values, decays)
-    if args.updates.shape[2] != kept or len(args.states) != 2 * len(args.updates):
+    if args.updates.shape[3] != kept or len(args.states) != 2 * len(args.updates):
         raise AttentionError(
             f"linear_scan: updates is {describe(args.updates)}, expected {kept} numbers for each "
             f"node, and half as many rows as states has slots ({len(args.states)})."
+        )
+    if args.pending.shape[1] != args.updates.shape[2] + 2:
+        raise AttentionError(
+            f"linear_scan: pending is {describe(args.pending)}, expected "
+            f"{args.updates.shape[2] + 2} columns: a slot, a number of nodes, and the nodes."
         )
     is_chosen = args.decay_columns is not None and args.decay.dim() == 2
     if not is_chosen and tuple(args.decay.shape[1:]) != (
@@ -199,7 +203,7 @@ def _check_scan(args: Any) -> None:
         raise AttentionError(
             "linear_scan: kept_weight is for a decay_weight of three dimensions, and for no other."
         )
-    _check_places("linear_scan", args, args.updates.shape[1])
+    _check_places("linear_scan", args, args.updates.shape[2])
 
 
 def _decays(args: Any) -> int:
@@ -218,8 +222,9 @@ def _decays(args: Any) -> int:
 )
 def linear_scan(
     states: Annotated[torch.Tensor, "[slots, ...], contiguous"],
-    updates: Annotated[torch.Tensor, "[R, W, U] float32, contiguous"],
-    kept_parents: Annotated[torch.Tensor, "[R, W] int64, contiguous"],
+    updates: Annotated[torch.Tensor, "[R, 2, W, U] float32, contiguous"],
+    kept_parents: Annotated[torch.Tensor, "[R, 2, W] int64, contiguous"],
+    pending: Annotated[torch.Tensor, "[R, P] int64, contiguous"],
     kept_weight: Annotated[torch.Tensor | None, "[H, ...] float32, contiguous"],
     rows: Annotated[torch.Tensor, "[B] int64"],
     begins: Annotated[torch.Tensor | None, "[E] int64"],
@@ -259,11 +264,15 @@ def linear_scan(
     + decay_bias), least, most)``, and the decay is ``dt * decay_weight``. Without beta the value is
     multiplied with dt. Then ``out`` becomes ``(out + skip * value) * silu(gate)``.
 
-    Slot ``2 * row`` of ``states`` has the state before the nodes, and is not written. Key, added
-    value and decay of each node are written to ``updates``, and its parent to ``kept_parents``,
-    for ``commit_scans``. With ``begins`` the rows are prompts, which run row after row; the state
-    after the last row is written to slot ``2 * row + 1``. Rows behind the last prompt are pads and
-    give zeros.
+    A request row has two slots, and ``pending`` tells which one is current (s). The state before
+    the nodes is that of slot ``2 * row + s`` of ``states``, to which the nodes of ``pending`` are
+    added, as ``updates[row, s]`` keeps them: with the bits that the state had there. It is written
+    to the other slot. There go key, added value and decay of each node, ``updates[row, 1 - s]``,
+    and its parent, ``kept_parents[row, 1 - s]``. What is current is not written: a scan may run
+    again. After ``commit_scans``, the other slot is the current one.
+
+    With ``begins`` the rows are prompts, which run row after row; the state after the last row is
+    written to the other slot. Rows behind the last prompt are pads and give zeros.
 
     Row-invariant: a node has the bits that it has in a chain of its ancestors, and in steps of one
     node each. One launch. On CUDA, prompts of bfloat16 and float16 whose heads have one decay run
@@ -274,7 +283,8 @@ def linear_scan(
     Args:
         states: The states of one layer, [2 * R, H, K, V].
         updates: Kept numbers of one layer.
-        kept_parents: Kept parents.
+        kept_parents: Kept parents, of all layers.
+        pending: What ``commit_scans`` has noted, for all layers; zeros before any commit.
         kept_weight: Receives a decay_weight of three dimensions, float32 of its shape; else None.
         rows: Request row of each request; row 0 is that of pads.
         begins: First row of each request's prompt, and the number of rows, B + 1 = E; None for a
@@ -308,7 +318,7 @@ def linear_scan(
     Returns:
         The outputs, [T, H, V].
     """
-    heads, width = states.shape[1], updates.shape[1]
+    heads, width = states.shape[1], updates.shape[2]
     if decay_columns is not None:
         decay = decay[:, decay_columns]
     if beta is not None and beta_columns is not None:
@@ -344,9 +354,9 @@ def linear_scan(
         return state, added, (state * wide_query[t][..., None]).sum(-2)
 
     out = torch.zeros(wide_value.shape, device=value.device)
-    # The order of a sum depends on the layout in memory.
-    initial = tiles[2 * rows].float().contiguous()  # [B, H, K, V]
-    requests = torch.arange(len(rows), device=rows.device)
+    groups, other = key.shape[1], 1 - pending[rows, 0]
+    initial = _current_states(tiles, updates, weight, pending, rows, groups)
+    requests, live = torch.arange(len(rows), device=rows.device), rows > 0
     if begins is not None:
         lengths, state = begins.diff(), initial
         for place in range(nodes):
@@ -356,14 +366,13 @@ def linear_scan(
             token = begins[chosen] + place
             new, _, out[token] = advance(state[chosen], token)
             state = state.index_copy(0, chosen, new)
-        live = rows > 0
-        tiles[2 * rows[live] + 1] = state[live].to(states.dtype)
-        kept_parents[rows] = WHOLE
+        tiles[(2 * rows + other)[live]] = state[live].to(states.dtype)
+        kept_parents[rows, other] = WHOLE
     else:
         after = initial.new_zeros(nodes, *initial.shape)
         numbers = torch.arange(nodes, device=rows.device).expand(len(rows), nodes)
         above = numbers - 1 if parents is None else parents
-        groups = key.shape[1]
+        tiles[(2 * rows + other)[live]] = initial[live].to(states.dtype)
         for place in range(nodes):
             node = numbers[:, place] if order is None else order[:, place]
             parent, token = above[requests, node], requests * nodes + node
@@ -371,8 +380,8 @@ def linear_scan(
             state = torch.where(is_root, initial, after[parent.clamp(min=0), requests])
             after[node, requests], added, out[token] = advance(state, token)
             kept = [wide_key[token][:, :: heads // groups], added, steps[token]]
-            updates[rows, node] = torch.cat([part.flatten(1) for part in kept], 1)
-            kept_parents[rows, node] = parent
+            updates[rows, other, node] = torch.cat([part.flatten(1) for part in kept], 1)
+            kept_parents[rows, other, node] = parent
         assert nodes <= width, "the check requires it"
     if skip is not None:
         out = out + value.float() * skip.float().view(heads, -1)
@@ -382,6 +391,31 @@ def linear_scan(
     if begins is not None:
         out[int(begins[-1]) :] = 0
     return out.to(value.dtype)
+
+
+def _current_states(
+    tiles: torch.Tensor,
+    updates: torch.Tensor,
+    weight: torch.Tensor | None,
+    pending: torch.Tensor,
+    rows: torch.Tensor,
+    groups: int,
+) -> torch.Tensor:
+    """Return the states before the nodes of a batch, [B, H, K, V] in float32."""
+    heads, keys, values = tiles.shape[1:]
+    states = tiles[2 * rows + pending[rows, 0]].float()
+    for state, (slot, depth, *path), row in zip(
+        states, pending[rows].tolist(), rows.tolist(), strict=True
+    ):
+        for node in path[:depth]:
+            key, added, logs = updates[row, slot, node].split(
+                [groups * keys, heads * values, updates.shape[3] - groups * keys - heads * values]
+            )
+            wide = key.view(groups, keys).repeat_interleave(heads // groups, 0)
+            total = state * _decay_factor(logs.view(1, heads, -1), weight)[0]
+            total = total + wide[..., None] * added.view(heads, 1, values)
+            state.copy_(total.to(tiles.dtype))
+    return states.contiguous()  # the order of a sum depends on the layout in memory
 
 
 def _widened(
@@ -407,7 +441,8 @@ def _widened(
         both = [x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in both]
     repeated = [x.repeat_interleave(heads // x.shape[1], 1) for x in both]
     wide = value.float()
-    logs = decay.float().view(*value.shape[:2], -1)
+    logs = decay.float()
+    logs = logs[..., None] if logs.dim() == 2 else logs
     if weight is not None:
         if bias is not None:
             logs = logs + bias.float().view(heads, -1)
@@ -425,82 +460,39 @@ def _decay_factor(logs: torch.Tensor, weight: torch.Tensor | None) -> torch.Tens
     return torch.exp(logs)[..., None]
 
 
-@register_op(mutates_args=("states",), error=AttentionError)
+@register_op(mutates_args=("pending",), error=AttentionError)
 def commit_scans(
-    states: Sequence[torch.Tensor],
-    updates: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    table: Annotated[torch.Tensor, "[layers, 3] int64"],  # noqa: ARG001 - for the CUDA kernel
-    kept_parents: Annotated[torch.Tensor, "[R, W] int64"],
+    pending: Annotated[torch.Tensor, "[R, P] int64, contiguous"],
+    kept_parents: Annotated[torch.Tensor, "[R, 2, W] int64, contiguous"],
     rows: Annotated[torch.Tensor, "[B] int64"],
     nodes: Annotated[torch.Tensor, "[B] int32 or int64"],
-    groups: Annotated[int, "G >= 1"],
-    decays: int,
-    transposed: bool,
 ) -> None:
-    """Set the states of all layers to those after ``nodes`` of the last ``linear_scan``.
+    """Let the next ``linear_scan`` of all layers begin with the states after ``nodes`` of the last.
 
-    Each node on the path adds to the state what ``linear_scan`` has kept of it, with the bits that
-    the state had there. After a prompt, the state after its last row is copied. Pads, whose row is
-    0, keep the state before any token. One launch for any number of layers.
+    Notes the path to each node, and moves no state: the next scan reads the state once anyway, and
+    adds what the path has. After a prompt, the next one reads the state after its last row. Pads,
+    whose row is 0, keep the state before any token. Call it once after each scan. One launch.
 
     Args:
-        states: States of each layer, [2 * R, H, K, V] of any dtype, contiguous.
-        updates: Kept numbers of each layer, [R, W, U] float32.
-        weights: Kept weights of each layer, [H, K, V] float32; empty without.
-        table: ``scan_table`` of these three.
+        pending: Of a request row: its current slot, the number of nodes whose updates are to be
+            added to it, and these nodes, P = W + 2.
         kept_parents: Kept parents.
         rows: Request rows; each at most once, except row 0.
         nodes: The last node of each request.
-        groups: Heads of keys.
-        decays: Decays of a head that ``linear_scan`` has kept.
-        transposed: As for ``linear_scan``.
     """
     live = [(row, node) for row, node in zip(rows.tolist(), nodes.tolist(), strict=True) if row]
-    outside = [node for _, node in live if not 0 <= node < kept_parents.shape[1]]
+    outside = [node for _, node in live if not 0 <= node < kept_parents.shape[2]]
     outside += [row for row, _ in live if not 0 <= row < len(kept_parents)]
     if outside:
         raise AttentionError(
             f"commit_scans: a row or node is {outside[0]}, expected rows 0 to "
-            f"{len(kept_parents) - 1} and nodes 0 to {kept_parents.shape[1] - 1}."
+            f"{len(kept_parents) - 1} and nodes 0 to {kept_parents.shape[2] - 1}."
         )
-    for layer, (state, kept) in enumerate(zip(states, updates, strict=True)):
-        tiles = state.transpose(2, 3) if transposed else state
-        heads, keys, values = tiles.shape[1:]
-        weight = weights[layer] if weights else None
-        if weight is not None and transposed:
-            weight = weight.transpose(1, 2)
-        for row, last in live:
-            path, node = [], last
-            while node >= 0:
-                path.append(node)
-                node = int(kept_parents[row, node])
-            if node == WHOLE:
-                tiles[2 * row] = tiles[2 * row + 1]
-                continue
-            total = tiles[2 * row].float()
-            for node in reversed(path):
-                sizes = groups * keys, heads * values, heads * decays
-                key, added, logs = kept[row, node].split(sizes)
-                wide = key.view(groups, keys).repeat_interleave(heads // groups, 0)
-                total = total * _decay_factor(logs.view(1, heads, decays), weight)[0]
-                total = total + wide[..., None] * added.view(heads, 1, values)
-                total = total.to(state.dtype).float()
-            tiles[2 * row] = total.to(state.dtype)
-
-
-def scan_table(
-    states: Sequence[torch.Tensor],
-    updates: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """Describe the tensors of ``commit_scans`` for its kernel, int64 [layers, 3] on their device.
-
-    A row has the addresses of a layer's states, kept numbers and kept weight. Waits for its copy
-    to the device: call it once, after allocating the tensors.
-    """
-    lines = [
-        [state.data_ptr(), kept.data_ptr(), weights[layer].data_ptr() if weights else 0]
-        for layer, (state, kept) in enumerate(zip(states, updates, strict=True))
-    ]
-    return torch.tensor(lines, dtype=torch.int64, device=states[0].device)
+    for row, last in live:
+        slot, node = 1 - int(pending[row, 0]), last
+        path: list[int] = []
+        while node >= 0:
+            path.insert(0, node)
+            node = int(kept_parents[row, slot, node])
+        path = [] if node == WHOLE else path
+        pending[row, : 2 + len(path)] = torch.tensor([slot, len(path), *path])

@@ -6,9 +6,9 @@ graph, and of the commit of its last rows if layers are recurrent. The bytes are
 
 - the weights, those of experts as often as that many rows choose them at random, without the
   embedding;
-- for each request and recurrent layer: the state read by the step, then read and written by the
-  commit; what is kept of each row, written and read (``graphkit/engine/kv/scanned.py``); the state
-  of the convolution, read, and written after each row, then read and written by the commit.
+- for each request and recurrent layer: the state, read and written by the step; what is kept of
+  each row, written and read (``graphkit/engine/kv/scanned.py``); the state of the convolution,
+  read, and written after each row, then read and written by the commit.
 
     python tools/bench/served_shapes.py --out tools/bench/results/served_shapes.json
 """
@@ -164,6 +164,7 @@ def first_tokens(
         with loaded.engine(
             algorithm="NONE", max_batch_size=1, max_context_len=length + 64, batch_sizes=[1]
         ) as engine:
+            engine.capture()
             sampling = gk.SamplingParams(max_new_tokens=1)
             own = median_s(partial(engine.generate, ids.tolist(), sampling), rounds)
         has_option = "logits_to_keep" in signature(loaded.original.forward).parameters
@@ -198,7 +199,7 @@ def step_bytes(loaded: TransformersModel, batch: int, rows: int) -> float:
         total += batch * sizes.get("conv0", 0) * (1 + rows + 2)
         if layer.recurrence is not None:
             state = sizes[layer.recurrence.kind]
-            total += batch * (3 * state + 2 * rows * 4 * layer.recurrence.update)
+            total += batch * (2 * state + 2 * rows * 4 * layer.recurrence.update)
     return total
 
 

@@ -113,8 +113,8 @@ class RecurrentStatePool:
 
         Declare them as the ``mutable_state`` of a step. They are views of the buffers,
         ``[size + 1, W + 1, *shape]``: the committed state of a row, and those after its nodes.
-        Of ``recurrence`` they are the committed state and that after a prompt, ``[size + 1, 2,
-        *shape]``, and what is kept of the nodes.
+        Of ``recurrence`` they are the two slots of a row, ``[size + 1, 2, *shape]``, what is kept
+        of the nodes, and which nodes are committed.
         """
         named = {
             f"{kind}.{layer}": buffer.unflatten(0, (self.size + 1, self.width + 1))
@@ -124,7 +124,10 @@ class RecurrentStatePool:
         return named if self.scanned is None else named | self.scanned.tensors()
 
     def committed(self) -> dict[str, torch.Tensor]:
-        """Return the committed states of every row by kind and layer, ``[size + 1, *shape]``."""
+        """Return the committed states of every row by kind and layer, ``[size + 1, *shape]``.
+
+        They are views, but copies for ``recurrence``. Call it between a commit and the next step.
+        """
         named = {
             f"{kind}.{layer}": buffer[:: self.width + 1]
             for layer, buffers in enumerate(self._layers)
@@ -283,7 +286,8 @@ class RecurrentStatePool:
     def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
         """Copy the states after ``nodes`` over the committed ones, in every layer.
 
-        Two launches on the current stream for any number of layers, and one for ``recurrence``.
+        Two launches on the current stream for any number of layers, and one for ``recurrence``,
+        which notes the nodes for the next step and moves no state.
         Never synchronises; may be captured. Pad rows, row 0, keep the initial state.
 
         Args:

@@ -11,10 +11,11 @@ Mamba 2 (2.7B)                  80 x 64 x 128       2,621,440    21,312
 Mamba (2.8B)                    5,120 x 16          327,680      41,024
 ==============================  ==================  ===========  ==========
 
-A step reads the state of each request once, and writes what it keeps. A commit reads both for the
-accepted path and writes the state. So a step moves three times the bytes of the state, and little
-more, whatever its number of nodes. The states of convolutions are kept after each node: those of
-Qwen3-Next have 65,536 bytes.
+A commit notes the accepted path, and moves no state. The next step reads the state of each request
+once, adds what the path keeps, writes the state into the other slot of the row, and what it keeps
+itself. So a step and its commit move twice the bytes of the state, and little more, whatever the
+number of nodes. The states of convolutions are kept after each node: those of Qwen3-Next have
+65,536 bytes.
 
 Suffixes: B requests, N nodes of each, T rows, W most nodes, H heads.
 """
@@ -29,7 +30,7 @@ import torch
 from graphkit.engine.kv.recurrent_rows import ScanRows
 from graphkit.ops.inference import allocates
 from graphkit.ops.kv_cache import buffer_table, move_kv
-from graphkit.ops.recurrent import commit_scans, linear_scan, scan_table, update_size
+from graphkit.ops.recurrent import commit_scans, linear_scan, update_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ class ScanShape:
 class ScannedStates:
     """States of one linear recurrence in all layers, and what the nodes of a step add to them.
 
-    Slot ``2 * row`` has the committed state of a request row, slot ``2 * row + 1`` that after the
-    rows of a prompt. Buffers keep their addresses, so captured graphs may hold them.
+    Each request row has two slots: the current one, whose state and kept numbers a step reads, and
+    the one that it writes, see ``linear_scan``. Buffers keep their addresses, so captured graphs
+    may hold them.
 
     Args:
         size: Request rows.
@@ -99,16 +101,38 @@ class ScannedStates:
         self.states = [
             torch.zeros(2 * rows, *shape.state, dtype=dtype, device=device) for _ in layers
         ]
-        self._updates = [torch.zeros(rows, width, shape.update, **single) for _ in layers]  # type: ignore[call-overload]
+        self._updates = [torch.zeros(rows, 2, width, shape.update, **single) for _ in layers]  # type: ignore[call-overload]
         weights = layers if shape.has_weight else ()
         self._weights = [torch.zeros(*shape.state, **single) for _ in weights]  # type: ignore[call-overload]
-        self._parents = torch.full((rows, width), -1, dtype=torch.int64, device=device)
+        numbers = {"dtype": torch.int64, "device": device}
+        self._parents = torch.full((rows, 2, width), -1, **numbers)  # type: ignore[call-overload]
+        self._pending = torch.zeros(rows, width + 2, **numbers)  # type: ignore[call-overload]
         self._copies = buffer_table(self.states)
-        self._table = scan_table(self.states, self._updates, self._weights)
 
     def committed(self) -> dict[str, torch.Tensor]:
-        """Return the committed state of each row, [rows, ...], by kind and layer."""
-        return {f"{self.shape.kind}.{n}": state[::2] for n, state in enumerate(self.states)}
+        """Return a copy of the committed state of each row, [rows, ...], by kind and layer.
+
+        An empty prompt of every row writes it into the slot that the next step writes anyway.
+        """
+        shape, device = self.shape, self._pending.device
+        rows = torch.arange(len(self._pending), device=device)
+        # Row 0 is that of pads, whose slot nothing writes.
+        empty = ScanRows(rows, 0, torch.zeros(len(rows) + 1, dtype=torch.int64, device=device))
+        key, value, decay = (
+            torch.zeros(0, *sizes, device=device)
+            for sizes in (
+                (shape.groups, shape.keys),
+                (shape.heads, shape.values),
+                (shape.heads, shape.decays)[: 1 + (shape.decays > 1)],
+            )
+        )
+        other = 2 * rows + 1 - self._pending[:, 0]
+        named = {}
+        for n, state in enumerate(self.states):
+            weight = self._weights[n] if self._weights else None
+            self.scan(n, empty, key, key, value, decay, None, decay_weight=weight)
+            named[f"{shape.kind}.{n}"] = state[other]
+        return named
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every buffer by name, [rows, ...]: a row's two states, and what nodes add."""
@@ -116,7 +140,7 @@ class ScannedStates:
         named = {f"{kind}.{n}": state.unflatten(0, (-1, 2)) for n, state in enumerate(self.states)}
         named |= {f"{kind}.{n} updates": kept for n, kept in enumerate(self._updates)}
         named |= {f"{kind}.{n} weight": weight for n, weight in enumerate(self._weights)}
-        return {**named, f"{kind} parents": self._parents}
+        return {**named, f"{kind} parents": self._parents, f"{kind} pending": self._pending}
 
     def scan(
         self,
@@ -146,19 +170,16 @@ class ScannedStates:
         """
         weight = self._weights[layer] if self._weights else None
         return linear_scan(
-            self.states[layer], self._updates[layer], self._parents, weight, rows.rows, rows.begins,
-            rows.parents, rows.order, query, key, value, decay, beta, rows.nodes,
-            transposed=self.shape.transposed, starts=rows.starts, **options,
+            self.states[layer], self._updates[layer], self._parents, self._pending, weight,
+            rows.rows, rows.begins, rows.parents, rows.order, query, key, value, decay, beta,
+            rows.nodes, transposed=self.shape.transposed, starts=rows.starts, **options,
         )  # fmt: skip
 
     def reset(self, rows: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to zeros, those of the pad row."""
         move_kv(self.states, self._copies, 2 * rows, torch.zeros_like(rows))
+        self._pending.index_fill_(0, rows, 0)
 
     def commit(self, rows: torch.Tensor, nodes: torch.Tensor) -> None:
-        """Add what the path to a node of each request adds, or take the state after a prompt."""
-        shape = self.shape
-        commit_scans(
-            self.states, self._updates, self._weights, self._table, self._parents, rows, nodes,
-            shape.groups, shape.decays, shape.transposed,
-        )  # fmt: skip
+        """Let the next step begin with the states after a node of each request, or a prompt."""
+        commit_scans(self._pending, self._parents, rows, nodes)

@@ -202,14 +202,21 @@ class SpecStep:
         """Return what the next step reads of each request, except its KV: [rows + 1, ...] by name.
 
         ``future map`` tensors exist from the first prefill on. ``recurrent`` ones are the committed
-        states, as views.
+        states.
         """
-        stashed, recurrent = self.context.future_map.tensors(), self.verifier.recurrent_state
+        recurrent = self.verifier.recurrent_state
         committed = {} if recurrent is None else recurrent.committed()
+        return {
+            **self._stashed_tensors(),
+            **{f"recurrent {name}": states for name, states in committed.items()},
+        }
+
+    def _stashed_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the state of requests outside of their layers."""
+        stashed = self.context.future_map.tensors()
         return {
             **self.state.tensors(),
             **{f"future map {name}": tensor for name, tensor in stashed.items()},
-            **{f"recurrent {name}": states for name, states in committed.items()},
         }
 
     def _recurrent_tensors(self) -> dict[str, torch.Tensor]:
@@ -223,7 +230,7 @@ class SpecStep:
 
         ``future map`` tensors exist from the first prefill on.
         """
-        named = {**self.request_tensors(), **self._recurrent_tensors()}
+        named = {**self._stashed_tensors(), **self._recurrent_tensors()}
         if (pending := self.pending_catch_up) is not None:
             named |= {f"pending {name}": tensor for name, tensor in pending.tensors().items()}
         for runner in self.runners:

@@ -9,7 +9,15 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
-from graphkit.ops.kernels.recurrent_chunks import scan_in_chunks, softplus, tile_offsets
+from graphkit.ops.kernels.recurrent_chunks import (
+    as_tile,
+    current_tile,
+    decayed,
+    extended,
+    scan_in_chunks,
+    softplus,
+    tile_offsets,
+)
 
 CHANNELS = 256
 """Channels of a program of the convolution."""
@@ -143,23 +151,6 @@ def launch_causal_conv(args: Any, out: torch.Tensor) -> None:
 
 
 @triton.jit
-def decayed(state, logs, weight):
-    """Return a tile [K, V] of a state after its decay, by logs [], [K, 1] or [1, V]."""
-    if weight is not None:
-        logs = logs * weight
-    return state * tl.exp(logs)
-
-
-@triton.jit
-def extended(state, key, added, dtype: tl.constexpr):
-    """Return a tile of a state with the product of a key and a value, rounded to a dtype.
-
-    The sum and the product round once, wherever they are compiled.
-    """
-    return tl.fma(key[:, None], added[None, :], state).to(dtype)
-
-
-@triton.jit
 def key_vector(pointer, lane, KEYS: tl.constexpr, NORMALISE: tl.constexpr):
     """Return a key or query in float32, zeros behind its end."""
     vector = tl.load(pointer + lane, mask=lane < KEYS, other=0.0).to(tl.float32)
@@ -202,20 +193,10 @@ def decay_of(
     return logs, step
 
 
-@triton.jit
-def as_tile(logs, KIND: tl.constexpr):
-    """Return decays in a shape that multiplies tiles."""
-    if KIND == 1:
-        logs = logs[:, None]
-    if KIND == 2:
-        logs = logs[None, :]
-    return logs
-
-
 @triton.jit(do_not_specialize=["nodes", "tokens"])
 def linear_scan_kernel(
-    out, states, updates, kept_parents, kept_weight, rows, begins, parents, order, query, key,
-    value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns,
+    out, states, updates, kept_parents, pending, kept_weight, rows, begins, parents, order, query,
+    key, value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns,
     nodes, tokens, scale, least, most, beta_scale, query_row, query_head, key_row, key_head,
     value_row, value_head, gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr,
     GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr,
@@ -239,14 +220,21 @@ def linear_scan_kernel(
     row = tl.load(rows + request)
     first, count = first_and_count(begins, request, nodes)
     dtype: tl.constexpr = states.dtype.element_ty
-    committed = states + (2 * row * HEADS + head) * KEYS * VALUES
-    initial = tl.load(committed + tile, mask=inside, other=0.0).to(tl.float32)
     weights = None
     if KIND == 2:
         loaded = tl.load(decay_weight + head * KEYS * VALUES + tile, mask=inside, other=0.0)
         if request == 0:
             tl.store(kept_weight + head * KEYS * VALUES + tile, loaded, mask=inside)
         weights = loaded.to(tl.float32)
+    initial, slot = current_tile(
+        states, updates, weights, pending, row, group, head, k, v, tile, inside, HEADS, GROUPS,
+        KEYS, VALUES, WIDTH, UPDATE, KIND,
+    )  # fmt: skip
+    end = states + ((2 * row + 1 - slot) * HEADS + head) * KEYS * VALUES
+    keeps = inside & (row > 0)  # the state of pads stays as it is
+    if begins is None:
+        tl.store(end + tile, initial.to(dtype), mask=keeps)
+    nodes_of_row = (2 * row + 1 - slot) * WIDTH
     state = initial
     before = tl.full((), -1, tl.int64)
     for place in range(count):
@@ -279,7 +267,7 @@ def linear_scan_kernel(
                     vector = key_vector(
                         key + other * key_row + group * key_head, k, KEYS, NORMALISE
                     )
-                    kept = updates + (row * WIDTH + above) * UPDATE + GROUPS * KEYS + head * VALUES
+                    kept = updates + (nodes_of_row + above) * UPDATE + GROUPS * KEYS + head * VALUES
                     added = tl.load(kept + v, mask=inside_v, other=0.0)
                     state = decayed(state, as_tile(logs, KIND), weights)
                     state = extended(state, vector, added, dtype).to(tl.float32)
@@ -322,7 +310,7 @@ def linear_scan_kernel(
             mask=inside_v,
         )  # fmt: skip
         if begins is None:
-            kept = updates + (row * WIDTH + node) * UPDATE
+            kept = updates + (nodes_of_row + node) * UPDATE
             tl.store(kept + GROUPS * KEYS + head * VALUES + v, added, mask=inside_v)
             decays = kept + GROUPS * KEYS + HEADS * VALUES
             if KIND == 2:
@@ -335,19 +323,17 @@ def linear_scan_kernel(
                 if KIND == 1:
                     tl.store(decays + head * KEYS + k, logs, mask=k < KEYS)
                 if head == 0:
-                    tl.store(kept_parents + row * WIDTH + node, parent)
+                    tl.store(kept_parents + nodes_of_row + node, parent)
     if begins is not None:
         if request == tl.num_programs(0) - 1:
             for pad in range(first + count, tokens):  # pads follow the last prompt
                 pads = out + (pad * HEADS + head) * VALUES + v
                 tl.store(pads, tl.zeros([BLOCK_V], out.dtype.element_ty), mask=inside_v)
-        if row > 0:  # that of pads stays as it is
-            end = committed + HEADS * KEYS * VALUES
-            tl.store(end + tile, state.to(dtype), mask=inside)
+        tl.store(end + tile, state.to(dtype), mask=keeps)
         if (head == 0) & (block == 0):
             lane = tl.arange(0, BLOCK_W)
             whole = tl.full([BLOCK_W], -2, tl.int64)
-            tl.store(kept_parents + row * WIDTH + lane, whole, mask=lane < WIDTH)
+            tl.store(kept_parents + nodes_of_row + lane, whole, mask=lane < WIDTH)
 
 
 def _blocks(keys: int, values: int) -> dict[str, int]:
@@ -386,10 +372,11 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None =
     weight, skip = args.decay_weight, args.skip
     kind = 2 if weight is not None and weight.dim() == 3 else int(decay.dim() == 3)
     blocks = _blocks(keys, values)
-    width = args.updates.shape[1]
+    width = args.updates.shape[2]
     others = {
         "out": out, "states": args.states, "updates": args.updates,
-        "kept_parents": args.kept_parents, "kept_weight": args.kept_weight, "query": query,
+        "kept_parents": args.kept_parents, "pending": args.pending,
+        "kept_weight": args.kept_weight, "query": query, "UPDATE": args.updates.shape[3],
         "key": key, "value": value, "gate": gate, "decay": decay, "beta": beta,
         "query_row": query.stride(0), "query_head": query.stride(1), "key_row": key.stride(0),
         "key_head": key.stride(1), "value_row": value.stride(0), "value_head": value.stride(1),
@@ -409,84 +396,40 @@ def launch_linear_scan(args: Any, out: torch.Tensor, *, in_chunks: bool | None =
         return
     grid = len(args.rows), heads, triton.cdiv(values, blocks["BLOCK_V"])
     launch(
-        linear_scan_kernel, grid, args, UPDATE=args.updates.shape[2], KIND=kind, **others,
-        **blocks, **ROUNDS_PRODUCTS,
+        linear_scan_kernel, grid, args, KIND=kind, **others, **blocks, **ROUNDS_PRODUCTS
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["limit"])
 def commit_scans_kernel(
-    any_state, table, kept_parents, rows, nodes, limit, HEADS: tl.constexpr,
-    GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr,
-    UPDATE: tl.constexpr, KIND: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr, STARTS_EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program per request, layer, head and block of values."""
+    pending, kept_parents, rows, nodes, limit, WIDTH: tl.constexpr, STARTS_EARLY: tl.constexpr
+):
+    """One program per request."""
     wait_for_kernel_before(STARTS_EARLY)
     request = tl.program_id(0)
-    layer, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
-    k, v = tl.arange(0, BLOCK_K), tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    group = head // (HEADS // GROUPS)
-    inside_v = v < VALUES
-    inside = (k < KEYS)[:, None] & inside_v[None, :]
-    tile = tile_offsets(k, v, KEYS, VALUES, TRANSPOSED)
-    dtype: tl.constexpr = any_state.dtype.element_ty
     row, last = tl.load(rows + request), tl.load(nodes + request).to(tl.int64)
-    # torch allocates at multiples of 512 bytes; a load of several numbers needs 16.
-    states = tl.multiple_of(tl.load(table + layer * 3).to(tl.pointer_type(dtype)), 16)
-    updates = tl.load(table + layer * 3 + 1).to(tl.pointer_type(tl.float32))
     if (row > 0) & (row < limit) & (last >= 0) & (last < WIDTH):
-        committed = states + (2 * row * HEADS + head) * KEYS * VALUES + tile
-        parents = kept_parents + row * WIDTH
+        noted = pending + row * (WIDTH + 2)
+        slot = 1 - tl.load(noted)
+        parents = kept_parents + (2 * row + slot) * WIDTH
         depth = tl.full((), 0, tl.int32)
         above = last
         while (above >= 0) & (depth < WIDTH):
             depth += 1
             above = tl.load(parents + above)
-        if above == -2:
-            whole = tl.load(committed + HEADS * KEYS * VALUES, mask=inside, other=0.0)
-            tl.store(committed, whole, mask=inside)
-        else:
-            weights = None
-            if KIND == 2:
-                weight = tl.load(table + layer * 3 + 2).to(tl.pointer_type(tl.float32))
-                weight = tl.multiple_of(weight, 16)
-                weights = tl.load(weight + head * KEYS * VALUES + tile, mask=inside, other=0.0)
-            state = tl.load(committed, mask=inside, other=0.0).to(tl.float32)
-            while depth > 0:
-                above = last
-                left = depth
-                while left > 1:
-                    above = tl.load(parents + above)
-                    left -= 1
-                kept = updates + (row * WIDTH + above) * UPDATE
-                vector = tl.load(kept + group * KEYS + k, mask=k < KEYS, other=0.0)
-                added = tl.load(kept + GROUPS * KEYS + head * VALUES + v, mask=inside_v, other=0.0)
-                decays = kept + GROUPS * KEYS + HEADS * VALUES
-                if KIND == 0:
-                    logs = tl.load(decays + head)
-                elif KIND == 1:
-                    logs = tl.load(decays + head * KEYS + k, mask=k < KEYS, other=0.0)
-                else:
-                    logs = tl.load(decays + head * VALUES + v, mask=inside_v, other=0.0)
-                state = decayed(state, as_tile(logs, KIND), weights)
-                state = extended(state, vector, added, dtype).to(tl.float32)
-                depth -= 1
-            tl.store(committed, state.to(dtype), mask=inside)
+        depth = tl.where(above == -2, 0, depth)
+        tl.store(noted, slot)
+        tl.store(noted + 1, depth.to(tl.int64))
+        above = last
+        while depth > 0:
+            depth -= 1
+            tl.store(noted + 2 + depth, above)
+            above = tl.load(parents + above)
 
 
 def launch_commit_scans(args: Any) -> None:
     """Launch ``commit_scans``."""
-    state = args.states[0]
-    heads, *sides = state.shape[1:]
-    keys, values = reversed(sides) if args.transposed else sides
-    blocks = _blocks(keys, values)
     launch(
-        commit_scans_kernel,
-        (len(args.rows), len(args.states) * heads, triton.cdiv(values, blocks["BLOCK_V"])),
-        args,
-        any_state=state, limit=len(args.kept_parents), HEADS=heads, GROUPS=args.groups, KEYS=keys,
-        VALUES=values, WIDTH=args.kept_parents.shape[1], UPDATE=args.updates[0].shape[2],
-        KIND=2 if args.weights else int(args.decays > 1), TRANSPOSED=args.transposed, **blocks,
-        **ROUNDS_PRODUCTS,
+        commit_scans_kernel, (len(args.rows),), args, limit=len(args.kept_parents),
+        WIDTH=args.kept_parents.shape[2], num_warps=1,
     )  # fmt: skip

@@ -34,6 +34,61 @@ def tile_offsets(k, v, KEYS: tl.constexpr, VALUES: tl.constexpr, TRANSPOSED: tl.
 
 
 @triton.jit
+def decayed(state, logs, weight):
+    """Return a tile [K, V] of a state after its decay, by logs [], [K, 1] or [1, V]."""
+    if weight is not None:
+        logs = logs * weight
+    return state * tl.exp(logs)
+
+
+@triton.jit
+def as_tile(logs, KIND: tl.constexpr):
+    """Return decays in a shape that multiplies tiles."""
+    if KIND == 1:
+        logs = logs[:, None]
+    if KIND == 2:
+        logs = logs[None, :]
+    return logs
+
+
+@triton.jit
+def extended(state, key, added, dtype: tl.constexpr):
+    """Return a tile of a state with the product of a key and a value, rounded to a dtype.
+
+    The sum and the product round once, wherever they are compiled.
+    """
+    return tl.fma(key[:, None], added[None, :], state).to(dtype)
+
+
+@triton.jit
+def current_tile(
+    states, updates, weights, pending, row, group, head, k, v, tile, inside, HEADS: tl.constexpr,
+    GROUPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr,
+    UPDATE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of the state before a batch, with the nodes of ``pending``, and its slot."""
+    noted = pending + row * (WIDTH + 2)
+    slot, depth = tl.load(noted), tl.load(noted + 1).to(tl.int32)
+    place = states + ((2 * row + slot) * HEADS + head) * KEYS * VALUES + tile
+    state = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    for number in range(depth):
+        node = tl.load(noted + 2 + number)
+        kept = updates + ((2 * row + slot) * WIDTH + node) * UPDATE
+        vector = tl.load(kept + group * KEYS + k, mask=k < KEYS, other=0.0)
+        added = tl.load(kept + GROUPS * KEYS + head * VALUES + v, mask=v < VALUES, other=0.0)
+        decays = kept + GROUPS * KEYS + HEADS * VALUES
+        if KIND == 0:
+            logs = tl.load(decays + head)
+        elif KIND == 1:
+            logs = tl.load(decays + head * KEYS + k, mask=k < KEYS, other=0.0)
+        else:
+            logs = tl.load(decays + head * VALUES + v, mask=v < VALUES, other=0.0)
+        state = decayed(state, as_tile(logs, KIND), weights)
+        state = extended(state, vector, added, states.dtype.element_ty).to(tl.float32)
+    return state, slot
+
+
+@triton.jit
 def softplus(x):
     """Return ``log(1 + exp(x))``, and x where that is x in float32, as torch does."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
@@ -157,14 +212,14 @@ def prepare_chunks_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def scan_chunks_kernel(
-    out, states, kept_parents, inverses, scores, rows, begins, starts, query, key, value, decay,
-    beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, tokens, scale, least,
-    most, beta_scale, query_row, query_head, key_row, key_head, value_row, value_head, gate_row,
-    gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
-    VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    SKIPS_HEAD: tl.constexpr, LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    out, states, updates, kept_parents, pending, inverses, scores, rows, begins, starts, query, key,
+    value, decay, beta, decay_weight, decay_bias, skip, gate, decay_columns, beta_columns, tokens,
+    scale, least, most, beta_scale, query_row, query_head, key_row, key_head, value_row, value_head,
+    gate_row, gate_head, decay_row, beta_row, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, UPDATE: tl.constexpr,
+    NORMALISE: tl.constexpr, TRANSPOSED: tl.constexpr, SKIPS_HEAD: tl.constexpr,
+    LOG_WEIGHT: tl.constexpr, IS_SIGMOID: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request, head and block of values, from chunk to chunk."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -176,8 +231,10 @@ def scan_chunks_kernel(
     held = (k < KEYS)[:, None] & inside_v[None, :]
     tile = tile_offsets(k, v, KEYS, VALUES, TRANSPOSED)
     row = tl.load(rows + request)
-    committed = states + (2 * row * HEADS + head) * KEYS * VALUES
-    state = tl.load(committed + tile, mask=held, other=0.0).to(tl.float32)
+    state, slot = current_tile(
+        states, updates, None, pending, row, group, head, k, v, tile, held, HEADS, GROUPS, KEYS,
+        VALUES, WIDTH, UPDATE, 0,
+    )  # fmt: skip
     count = tl.load(begins + request + 1) - tl.load(begins + request)
     if starts is not None:
         count = tl.where(count > 0, count + tl.load(starts + request) % CHUNK, 0)
@@ -241,12 +298,13 @@ def scan_chunks_kernel(
                 mask=(token < tokens)[:, None] & inside_v[None, :],
             )
     if row > 0:  # that of pads stays as it is
-        end = committed + HEADS * KEYS * VALUES
+        end = states + ((2 * row + 1 - slot) * HEADS + head) * KEYS * VALUES
         tl.store(end + tile, state.to(states.dtype.element_ty), mask=held)
     if (head == 0) & (tl.program_id(2) == 0):
         lane = tl.arange(0, BLOCK_W)
         whole = tl.full([BLOCK_W], -2, tl.int64)
-        tl.store(kept_parents + row * WIDTH + lane, whole, mask=lane < WIDTH)
+        parents = kept_parents + (2 * row + 1 - slot) * WIDTH
+        tl.store(parents + lane, whole, mask=lane < WIDTH)
 
 
 def scan_in_chunks(args: Any, others: dict[str, Any]) -> None:

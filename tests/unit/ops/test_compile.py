@@ -523,7 +523,8 @@ def test_threads_that_share_a_sum_of_a_scan_add_the_same_products(decays, monkey
     op, longs, heads = OPS["linear_scan"], torch.zeros(2, dtype=torch.int64), zeros(8, 2, 16)
     numbers = {"dtype": torch.float32}
     kept = update_size(2, 2, 16, 16, decays)
-    pool = zeros(6, 2, 16, 16, **numbers), zeros(3, 4, kept, **numbers), longs.new_zeros(3, 4)
+    pool = zeros(6, 2, 16, 16, **numbers), zeros(3, 2, 4, kept, **numbers)
+    pool += longs.new_zeros(3, 2, 4), longs.new_zeros(3, 6)
     decay = zeros(8, 2, **numbers) if decays == 1 else zeros(8, 2, 16, **numbers)
     tree = longs.new_zeros(2, 4), longs.new_zeros(2, 4)
     for begins, (parents, order) in itertools.product(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.recurrent import causal_conv, commit_scans, linear_scan, scan_table, update_size
+from graphkit.ops.recurrent import causal_conv, commit_scans, linear_scan, update_size
 from op_devices import CPU, CUDA, INTERPRETER, LOOPS, by
 
 WIDTH = 5
@@ -113,7 +113,9 @@ def scan_case(kind, shape, nodes, seed=0, dtype=torch.float32, state_dtype=torch
     mixed = random(count, k.groups * k.keys * 2 + k.heads * k.values, to=dtype)
     query, key, value = mixed.split([k.groups * k.keys] * 2 + [k.heads * k.values], 1)
     states = random(2 * ROWS, k.heads, *sides).to(state_dtype)
-    states[0] = 0
+    states[:2] = 0
+    pending = torch.zeros(ROWS, WIDTH + 2, dtype=torch.int64)
+    pending[1:, 0] = torch.randint(0, 2, (ROWS - 1,), generator=g)
     logs = random(count, *shape_of_decay)
     given = {
         "query": query.unflatten(1, (k.groups, -1)),
@@ -136,8 +138,8 @@ def scan_case(kind, shape, nodes, seed=0, dtype=torch.float32, state_dtype=torch
     return SimpleNamespace(
         kind=k, rows=rows, begins=begins, parents=parents, order=order, nodes=nodes, given=given,
         options=options, states=states, decays=decays,
-        updates=torch.full((ROWS, WIDTH, width), POISON),
-        kept_parents=torch.full((ROWS, WIDTH), -1),
+        updates=torch.full((ROWS, 2, WIDTH, width), POISON), pending=pending,
+        kept_parents=torch.full((ROWS, 2, WIDTH), -1),
         kept_weight=torch.full_like(weight, POISON) if k.decay == "value" else None,
     )  # fmt: skip
 
@@ -145,29 +147,39 @@ def scan_case(kind, shape, nodes, seed=0, dtype=torch.float32, state_dtype=torch
 def run_scan(run, case, **launch):
     options = {} if run is CPU or not launch else {"launch": launch}
     return run(
-        linear_scan, case.states, case.updates, case.kept_parents, case.kept_weight, case.rows,
-        case.begins, case.parents, case.order, *case.given.values(), case.nodes, **case.options,
-        **options,
+        linear_scan, case.states, case.updates, case.kept_parents, case.pending, case.kept_weight,
+        case.rows, case.begins, case.parents, case.order, *case.given.values(), case.nodes,
+        **case.options, **options,
     )  # fmt: skip
 
 
 def run_commit(run, case, nodes):
-    states, updates = [case.states], [case.updates]
-    weights = [] if case.kept_weight is None else [case.kept_weight]
-    if run is CUDA:  # the table has addresses
-        states, updates, weights = ([x.cuda() for x in xs] for xs in (states, updates, weights))
-    table = scan_table(states, updates, weights)
-    run(
-        commit_scans, states, updates, weights, table, case.kept_parents, case.rows, nodes,
-        case.kind.groups, case.decays, case.kind.transposed,
-    )  # fmt: skip
-    case.states.copy_(states[0])
+    run(commit_scans, case.pending, case.kept_parents, case.rows, nodes)
+
+
+def current(case):
+    """Return the state of the current slot of each row."""
+    return case.states[2 * torch.arange(ROWS) + case.pending[:, 0]]
+
+
+def committed(run, case):
+    """Return the committed state of each row, which an empty prompt writes."""
+    empty = SimpleNamespace(**vars(case))
+    empty.rows, empty.begins = torch.arange(ROWS), torch.zeros(ROWS + 1, dtype=torch.int64)
+    empty.parents, empty.order, empty.nodes = None, None, 0
+    empty.states, empty.kept_parents = case.states.clone(), case.kept_parents.clone()
+    empty.given = {n: x if x is None else x[:0] for n, x in case.given.items()}
+    empty.options = {n: x for n, x in case.options.items() if n not in ("gate", "starts")}
+    before = current(case)
+    run_scan(run, empty)
+    assert torch.equal(current(empty), before), "the current slots are read only"
+    return empty.states[2 * torch.arange(ROWS) + 1 - case.pending[:, 0]]
 
 
 def wanted(case, states, request, row, tokens):
     """Return the state [H, K, V] after a path and the output of its end, in float64."""
     k, given, options = case.kind, case.given, case.options
-    state = states[2 * row].double()
+    state = states[row].double()
     state = state.transpose(1, 2) if k.transposed else state
     repeat = k.heads // k.groups
     out = None
@@ -208,9 +220,10 @@ def wanted(case, states, request, row, tokens):
 def test_outputs_and_committed_states_are_those_of_each_path(run, kind, shape):
     for seed, dtype in product(range(2), (torch.float32, torch.bfloat16)):
         case = scan_case(kind, *shape, seed=seed, dtype=dtype)
-        before = case.states.clone()
+        before = current(case)
         out = run_scan(run, case)
-        assert torch.equal(case.states[::2], before[::2]), "committed states are read only"
+        assert torch.equal(run_scan(run, case), out), "a scan may run again"
+        assert torch.equal(current(case), before), "the current slots are read only"
         live = {row for row in case.rows.tolist() if row}
         others = [row for row in range(ROWS) if row not in live | {0}]
         assert bool((case.updates[others] == POISON).all())
@@ -218,6 +231,7 @@ def test_outputs_and_committed_states_are_those_of_each_path(run, kind, shape):
         if case.begins is None:
             chosen = torch.randint(0, case.nodes, case.rows.shape, generator=g)
         run_commit(run, case, chosen)
+        after = committed(run, case)
         exact = 2e-5 if dtype == torch.float32 else 2e-2
         for request, row, rows in ends(case):
             for node, token in rows:
@@ -226,14 +240,12 @@ def test_outputs_and_committed_states_are_those_of_each_path(run, kind, shape):
             last = int(chosen[request]) if case.begins is None else len(rows) - 1
             tokens = tokens_of(case, request, last) if rows else []
             state, _ = wanted(case, before, request, row, tokens)
-            state = state if row else before[0].double()
+            state = state if row else torch.zeros_like(before[0]).double()
             in_chunks = shape[0] == "prompt" and dtype != torch.float32 and case.decays == 1
             near = exact if in_chunks and run is not CPU else 2e-5
-            stored = case.states[2 * row].double()
+            stored = after[row].double()
             torch.testing.assert_close(stored, state.view_as(stored), rtol=near, atol=near)
-        assert torch.equal(
-            case.states[[2 * row for row in others]], before[[2 * r for r in others]]
-        )
+        assert torch.equal(after[others], before[others])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -243,15 +255,16 @@ def test_a_node_has_the_bits_of_steps_of_one_node(run, kind, state_dtype):
     """Trees, chains, prompts and single steps give the same outputs and states, bit for bit."""
     for shape in [("chain", WIDTH), ("tree", WIDTH), ("prompt", 6)]:
         case = scan_case(kind, *shape, seed=3, dtype=torch.bfloat16, state_dtype=state_dtype)
-        before = case.states.clone()
+        before = alone(case, 1)
         out = run_scan(run, case, in_chunks=False)
         last = torch.full_like(case.rows, 0 if case.begins is not None else case.nodes - 1)
         run_commit(run, case, last)
+        after = committed(run, case)
         for request, row, rows in ends(case):
             if not row:
                 continue
             for node, token in rows:
-                single = alone(case, before, row)
+                single = alone(before, row)
                 for t in tokens_of(case, request, node):
                     single.given = {
                         n: x if x is None else x[t : t + 1] for n, x in case.given.items()
@@ -262,7 +275,7 @@ def test_a_node_has_the_bits_of_steps_of_one_node(run, kind, state_dtype):
                     run_commit(run, single, torch.zeros(1, dtype=torch.int64))
                 assert torch.equal(result[0], out[token]), (shape, request, node)
             if rows:
-                assert torch.equal(single.states[2 * row], case.states[2 * row]), shape
+                assert torch.equal(committed(run, single)[row], after[row]), shape
 
 
 @pytest.mark.sanitized
@@ -285,6 +298,7 @@ def test_chunks_are_those_of_positions(run, kind, dtype):
     for cuts in ((0, 150), (0, 64, 150), (0, 128, 150), (0, 30, 70, 150)):
         part = SimpleNamespace(**vars(case))
         part.states, part.options = case.states.clone(), dict(case.options)
+        part.pending, part.kept_parents = case.pending.clone(), case.kept_parents.clone()
         results = []
         for begin, end in pairwise(cuts):
             part.given = {n: x if x is None else x[begin:end] for n, x in given.items()}
@@ -292,9 +306,9 @@ def test_chunks_are_those_of_positions(run, kind, dtype):
             part.options["starts"] = torch.tensor([begin])
             results.append(run_scan(run, part, in_chunks=True))
             run_commit(run, part, torch.tensor([0]))
-        outs.append((torch.cat(results), part.states[2 * row]))
+        outs.append((torch.cat(results), current(part)[row]))
     case.given = given
-    state, last = wanted(case, case.states, 0, row, range(length))
+    state, last = wanted(case, current(case), 0, row, range(length))
     for number, (out, end) in enumerate(outs):
         torch.testing.assert_close(out[-1].double(), last, rtol=exact, atol=exact)
         torch.testing.assert_close(end.double(), state, rtol=exact, atol=exact)
@@ -303,12 +317,12 @@ def test_chunks_are_those_of_positions(run, kind, dtype):
             assert torch.equal(end, outs[0][1])
 
 
-def alone(case, states, row):
-    """Return a case of one request with one node, on copies of the states."""
-    made = SimpleNamespace(**vars(case))
+def alone(case, row):
+    """Return a case of one request with one node, on copies of what ops write."""
+    copies = {name: each.clone() for name, each in vars(case).items() if torch.is_tensor(each)}
+    made = SimpleNamespace(**{**vars(case), **copies})
     made.rows, made.begins, made.parents, made.order = torch.tensor([row]), None, None, None
-    made.states, made.updates, made.nodes = states.clone(), case.updates.clone(), 1
-    made.options = dict(case.options)
+    made.nodes, made.options = 1, dict(case.options)
     return made
 
 
@@ -318,7 +332,7 @@ def test_prompts_in_any_parts_have_the_same_bits(run):
     case.rows, case.begins = torch.tensor([3]), torch.tensor([0, 9])
     case.given = {n: x if x is None else x[:9] for n, x in case.given.items()}
     assert all(x is None or len(x) == 9 for x in case.given.values())
-    whole, parts = alone(case, case.states, 3), alone(case, case.states, 3)
+    whole, parts = alone(case, 3), alone(case, 3)
     whole.begins, whole.nodes = case.begins, 9
     out, results = run_scan(run, whole, in_chunks=False), []
     run_commit(run, whole, torch.tensor([0]))
@@ -328,7 +342,7 @@ def test_prompts_in_any_parts_have_the_same_bits(run):
         results.append(run_scan(run, parts, in_chunks=False))
         run_commit(run, parts, torch.tensor([WIDTH - 1]))
     assert torch.equal(torch.cat(results), out)
-    assert torch.equal(parts.states[6], whole.states[6])
+    assert torch.equal(current(parts)[3], current(whole)[3])
 
 
 @pytest.mark.sanitized
@@ -408,7 +422,7 @@ def test_rows_behind_the_last_prompt_are_zeros(run, kind, in_chunks):
         )
         assert bool((out[count:] == 0).all())
         assert bool((mixed[count:] == 0).all())
-        results.append((out[:count], mixed[:count], states[WIDTH + 1 :], case.states[2:]))
+        results.append((out[:count], mixed[:count], states[WIDTH + 1 :], current(case)))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
@@ -436,15 +450,17 @@ def test_gates_are_computed_from_any_columns(run):
     nodes = torch.tensor([4, 2, 0, 1])
     for case in (plain, spread):
         run_commit(run, case, nodes)
-    torch.testing.assert_close(spread.states, plain.states, rtol=2e-5, atol=2e-5)
+    one, other = committed(run, spread), committed(run, plain)
+    torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
 class TestRefusals:
     def test_more_nodes_than_are_kept(self):
         case = scan_case("KDA", "chain", WIDTH)
-        case.updates, case.kept_parents = (
-            case.updates[:, 1:].clone(),
-            case.kept_parents[:, 1:].clone(),
+        case.updates, case.kept_parents, case.pending = (
+            case.updates[:, :, 1:].clone(),
+            case.kept_parents[:, :, 1:].clone(),
+            case.pending[:, 1:].clone(),
         )
         with pytest.raises(AttentionError, match="nodes is 5, but the states of 4 are kept"):
             run_scan(CPU, case)
