@@ -67,7 +67,9 @@ def parts_in_order(x, weight, scale, zero_point, bias, splits, sums):
         numbers -= columns.repeat_interleave(inputs // columns.shape[1], 1)
     rows = BLOCK if scale.shape[0] not in (1, len(weight)) else 1
     factors = scale.float().repeat_interleave(rows, 0)[: len(weight)]
-    factors = factors.expand(len(weight), -1).expand(-1, max(scale.shape[1], inputs // BLOCK))
+    factors = factors.expand(len(weight), -1)
+    scales_blocks = scale.shape[1] > 1 or weight.dtype == torch.uint8
+    factors = factors.expand(-1, inputs // BLOCK) if scales_blocks else factors
     lines = inputs // BLOCK // blocks_of_line // splits
     parts = []
     for part in range(splits):
@@ -77,12 +79,16 @@ def parts_in_order(x, weight, scale, zero_point, bias, splits, sums):
             for line in range(part * lines + first, (part + 1) * lines, sums):
                 for block in range(line * blocks_of_line, (line + 1) * blocks_of_line):
                     some = slice(block * BLOCK, (block + 1) * BLOCK)
-                    zero = torch.zeros_like(whole)
-                    product = tensor_cores.multiply(numbers[:, some], x[:, some].T, zero)
-                    total = tensor_cores.fma(product, factors[:, block, None], total)
+                    before = torch.zeros_like(whole) if scales_blocks else total
+                    product = tensor_cores.multiply(numbers[:, some], x[:, some].T, before)
+                    if scales_blocks:
+                        product = tensor_cores.fma(product, factors[:, block, None], total)
+                    total = product
             whole = whole + total
+        added = torch.zeros(len(weight), 1)
         if part == 0 and bias is not None:
-            whole = whole + bias.float()[:, None]
+            added = bias.float()[:, None]
+        whole = whole + added if scales_blocks else tensor_cores.fma(whole, factors, added)
         parts.append(whole.T)
     return torch.stack(parts).to(x.dtype if splits == 1 else torch.float32)
 

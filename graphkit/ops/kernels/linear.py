@@ -52,6 +52,7 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     return launch_product(
         args, product, x.contiguous(), weight=weight.contiguous(), N=outputs, K=inputs,
         ROW=inputs, IS_PACKED=False, scale=None, zero_point=None, SCALE_ROWS=0, SCALE_COLUMNS=0,
+        SCALES_BLOCKS=False,
     )  # fmt: skip
 
 

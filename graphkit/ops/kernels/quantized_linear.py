@@ -7,8 +7,9 @@ Contracts: ``graphkit.ops.quantized_linear`` and ``graphkit.ops.linear``.
 split. Each part writes its sums in float32, and a second kernel adds them in order.
 
 The bits of a row of a row-invariant product do not depend on the other rows. The weight alone
-decides the parts, and which lines of a part have a sum of their own. Blocks of 128 inputs are added
-in order, each multiplied by its scale. The numbers are exact in the dtype of the rows.
+decides the parts, and which lines of a part have a sum of their own. Inputs are added in order, or,
+of numbers of four bits and with scales of blocks, blocks of 128 inputs, each multiplied by its
+scale. The numbers are exact in the dtype of the rows.
 """
 
 from typing import Any
@@ -106,6 +107,8 @@ def launch_quantized_linear(args: Any, product: Product | None = None) -> torch.
         grid = triton.cdiv(numbers.shape[1], BLOCK), triton.cdiv(outputs, 64)
         launch(widen_kernel, grid, args, out=matrix, BLOCK_N=64, **weight)
         weight |= {"weight": matrix, "ROW": inputs, "IS_PACKED": False, "zero_point": None}
+    # Of numbers of four bits, warpgroups multiply some of both blocks of a line in turn.
+    weight["SCALES_BLOCKS"] = is_packed or scale.shape[1] > 1
     return launch_product(args, product, x, **weight)
 
 

@@ -47,6 +47,8 @@ def launch_streamed(
     read_early = [args.weight] if is_plain else [args.weight, args.scale, args.zero_point]
     are_in_place = all(each is None or each.is_contiguous() for each in read_early)
     options: dict[str, Any] = {} if product.by_warpgroups else {"LINES": product.lines}
+    if not is_plain and not product.by_warpgroups:
+        options["IN_ORDER"] = product.in_order
     if not are_in_place or numbers.data_ptr() % 16:
         options["STARTS_EARLY"] = False  # the kernels before write copies of them
     x, numbers = _aligned(x), _aligned(numbers)
@@ -71,7 +73,9 @@ def launch_streamed(
         options |= {
             "x": rows_descriptor(x, product, weight["K"] // lines, pieces),
             "weight": weight_descriptor(numbers, product, is_gated, pieces),
-            "IN_ORDER": product.in_order, "BITS": bits, "LOW": low, "HIGH": high, "EARLY": early,
+            "BITS": bits, "LOW": low, "HIGH": high, "EARLY": early,
+            "SCALES_BLOCKS": weight["SCALE_COLUMNS"] > 1
+            or (product.in_order and weight["SCALES_BLOCKS"]),
             "GROUPS": groups_of_part(weight["K"], product.splits),
             "SCALE_ROWS": weight["SCALE_ROWS"], "SCALE_COLUMNS": weight["SCALE_COLUMNS"],
         }  # fmt: skip

@@ -106,7 +106,8 @@ def streamed_linear_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr,
-    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, IN_ORDER: gl.constexpr,
+    EARLY: gl.constexpr, IN_FLIGHT: gl.constexpr, SCALES_BLOCKS: gl.constexpr,
+    IN_ORDER: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS steps.
 
@@ -114,8 +115,9 @@ def streamed_linear_kernel(
     OUTPUTS, and OUTPUTS of 16; BLOCK_N is the next power of two. A step multiplies LINES lines of
     each output, each line by WARPS / LINES warps. STAGES is at most STEPS + 1. The weight of EARLY
     stages, less than STAGES, is requested while the kernel before runs, with IN_FLIGHT of them in
-    flight. GROUPS is a power of two, at least the groups of inputs of a part. IN_ORDER is that of
-    ``StreamedProduct``. Other parameters are those of ``linear_kernel``.
+    flight. GROUPS is a power of two, at least the groups of inputs of a part. SCALES_BLOCKS tells
+    whether blocks are scaled, or sums. IN_ORDER is that of ``StreamedProduct``. Other parameters
+    are those of ``linear_kernel``.
     """
     WIDTH: gl.constexpr = 4 if IN_ORDER else 16  # consecutive bytes of a thread, and inputs
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
@@ -150,9 +152,14 @@ def streamed_linear_kernel(
                 zero_point, begin, N, SCALE_ROWS, SCALE_COLUMNS, OUTPUTS, BLOCK_N, GROUPS, BLOCKS,
                 LINES, TEAM, IS_GATED,
             )  # fmt: skip
-    else:
+    elif SCALES_BLOCKS:
         row = output_at(_places(BLOCK_N, mma), N, OUTPUTS, IS_GATED)
-        factor = gl.load(scale + scale_row(row, N, SCALE_ROWS)).to(gl.float32)
+        of_blocks = gl.load(scale + scale_row(row, N, SCALE_ROWS)).to(gl.float32)
+    else:
+        summed: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, mma))
+        row = output_at(gl.arange(0, BLOCK_N, summed), N, OUTPUTS, IS_GATED)
+        factor = gl.load(scale + scale_row(row, N, SCALE_ROWS)).to(gl.float32)[:, None]
+    if not HAS_GROUPS:  # noqa: SIM102 - the compiler knows this, the program the next
         if zero_point is not None:
             row = output_at(_places(BLOCK_N, loaded_left), N, OUTPUTS, IS_GATED)
             zero = zero_offset(gl.load(zero_point + scale_row(row, N, SCALE_ROWS)), x, UNITS)
@@ -195,18 +202,21 @@ def streamed_linear_kernel(
                     offset = _of_groups(zeros, block_of_part, loaded_left)
                 numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 4)
             numbers = _as_left(numbers, left, WIDTH)
-            if HAS_GROUPS:
-                factor = _of_groups(factors, block_of_part, mma).to(gl.float32)
-            if HAS_GROUPS or IN_ORDER:
-                total = add_block(total, mma_v2(numbers, rest, none), factor)
+            if SCALES_BLOCKS:
+                if HAS_GROUPS:
+                    of_block = _of_groups(factors, block_of_part, mma).to(gl.float32)
+                else:
+                    of_block = of_blocks
+                total = add_block(total, mma_v2(numbers, rest, none), of_block)
             else:
                 total = mma_v2(numbers, rest, total)
         free = held
         phase = gl.where(held == STAGES - 1, 1 - phase, phase)
         held = gl.where(held == STAGES - 1, 0, held + 1)
-    if not HAS_GROUPS and not IN_ORDER:
-        total *= factor
     total = sum_of_lines(total, IN_ORDER)
     if BITS == 4:
         total *= UNITS
-    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED, IN_ORDER)
+    if SCALES_BLOCKS:
+        store_tile(out, total, None, bias, rows, N, OUTPUTS, IS_GATED, IN_ORDER)
+    else:
+        store_tile(out, total, factor, bias, rows, N, OUTPUTS, IS_GATED, IN_ORDER)

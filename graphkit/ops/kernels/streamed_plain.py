@@ -85,4 +85,4 @@ def streamed_plain_kernel(
         running = warpgroup_mma(lines.index(held), right, total, is_async=True)
         total = warpgroup_mma_wait(0, deps=[running])
     async_copy.wait_group(0)
-    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED, False)
+    store_tile(out, total, None, bias, rows, N, OUTPUTS, IS_GATED, False)

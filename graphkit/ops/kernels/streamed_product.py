@@ -47,8 +47,8 @@ class StreamedProduct:
             sum i modulo this number. Programs of warps have one for each line of a step.
         by_warpgroups: Whether the instructions of a warpgroup (``wgmma``) multiply a quantised
             weight, or those of a warp.
-        in_order: Whether each block of 128 inputs of a quantised weight is summed by itself, and
-            blocks are added in order: all such products with the same parts and sums have equal
+        in_order: Whether each instruction of a warp has 16 consecutive inputs of a quantised
+            weight, as those of a warpgroup: such products with the same parts and sums have equal
             bits.
     """
 

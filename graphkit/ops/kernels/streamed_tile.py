@@ -42,21 +42,28 @@ def row_at(place):
 
 @gluon.jit
 def store_tile(
-    out, total, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr,
+    out, total, factor, bias, rows, N: gl.constexpr, OUTPUTS: gl.constexpr, IS_GATED: gl.constexpr,
     IS_SPREAD: gl.constexpr,
 ):  # fmt: skip
     """Store the sum of a tile, with the bias in the first part and gated if IS_GATED holds.
 
-    Its rows are in order, or as ``row_at`` has them if IS_SPREAD holds.
+    ``factor`` is the scale of each output, [N, 1], or None. A sum is scaled and the bias added with
+    one rounding, so that no compiler decides it. Rows are in order, or as ``row_at`` has them if
+    IS_SPREAD holds.
     """
     mma: gl.constexpr = total.type.layout
     BLOCK_N: gl.constexpr = total.shape[0]
     BLOCK_T: gl.constexpr = total.shape[1]
     place = gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))
     n = output_at(place, N, OUTPUTS, IS_GATED)
+    added = gl.zeros([BLOCK_N], gl.float32, gl.SliceLayout(1, mma))
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if gl.program_id(2) == 0:
-            total += gl.load(bias + n).to(gl.float32)[:, None]
+            added = gl.load(bias + n).to(gl.float32)
+    if factor is not None:
+        total = gl.fma(total, factor, added[:, None])
+    elif bias is not None:
+        total += added[:, None]
     result = total.to(out.dtype.element_ty)
     t = gl.arange(0, BLOCK_T, gl.SliceLayout(0, mma))
     if IS_SPREAD:
@@ -81,8 +88,9 @@ def store_tile(
 def add_block(total, block, factor):
     """Return a sum plus that of a block of 128 inputs times its scale, with one rounding.
 
-    All row-invariant products with quantised weights add blocks so, in the order of the inputs: the
-    bits of a row do not depend on the kernel.
+    All row-invariant products with scales of blocks add these so, in the order of the inputs: the
+    bits of a row do not depend on the kernel. Where an output has one scale, instructions add all
+    inputs of a sum in order, and the result is scaled.
     """
     return gl.fma(block, factor, total)
 

@@ -41,7 +41,7 @@ def streamed_warpgroup_kernel(
     STEPS: gl.constexpr, STARTS_EARLY: gl.constexpr, OUTPUTS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_T: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, IS_GATED: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, SUMS: gl.constexpr, IN_ORDER: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, SUMS: gl.constexpr, SCALES_BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """One program per OUTPUTS outputs, tile of rows and part of the inputs, of STEPS lines.
 
@@ -52,7 +52,6 @@ def streamed_warpgroup_kernel(
     BLOCKS: gl.constexpr = 8 // BITS  # of 128 inputs, in a line
     PIECES: gl.constexpr = BLOCKS  # of a line, each a stage
     HAS_GROUPS: gl.constexpr = SCALE_COLUMNS > 1
-    SUMS_BLOCKS: gl.constexpr = HAS_GROUPS or IN_ORDER
     UNITS: gl.constexpr = 64 if x.dtype == gl.bfloat16 else 512  # ``nibble_units``
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -131,8 +130,15 @@ def streamed_warpgroup_kernel(
                         if HAS_GROUPS and zero_point is not None:
                             offset = zeros.index(block + part).permute((1, 0)).load(left)
                         numbers = nibbles(loaded, offset, x, HIGH if part else LOW, 2)
-                    if not SUMS_BLOCKS:
-                        total = warpgroup_mma(numbers, right, total)
+                    if not SCALES_BLOCKS:
+                        if own == 0:
+                            total = warpgroup_mma(numbers, right, total)
+                        elif own == 1:
+                            second = warpgroup_mma(numbers, right, second)
+                        elif own == 2:
+                            third = warpgroup_mma(numbers, right, third)
+                        else:
+                            fourth = warpgroup_mma(numbers, right, fourth)
                     elif part == 0:
                         lower = warpgroup_mma(numbers, right, lower, use_acc=piece > 0)
                     else:
@@ -140,26 +146,29 @@ def streamed_warpgroup_kernel(
                 free = held
                 phase = gl.where(held == STAGES - 1, 1 - phase, phase)
                 held = gl.where(held == STAGES - 1, 0, held + 1)
-            if SUMS_BLOCKS:
+            if SCALES_BLOCKS:
                 for part in gl.static_range(BLOCKS):
                     if HAS_GROUPS:
                         table = factors.index(block + part)
-                        factor = table.permute((1, 0)).load(mma).to(gl.float32)
+                        of_block = table.permute((1, 0)).load(mma).to(gl.float32)
+                    else:
+                        of_block = factor
                     added = upper if part else lower
                     if own == 0:
-                        total = add_block(total, added, factor)
+                        total = add_block(total, added, of_block)
                     elif own == 1:
-                        second = add_block(second, added, factor)
+                        second = add_block(second, added, of_block)
                     elif own == 2:
-                        third = add_block(third, added, factor)
+                        third = add_block(third, added, of_block)
                     else:
-                        fourth = add_block(fourth, added, factor)
+                        fourth = add_block(fourth, added, of_block)
     if SUMS > 1:
         total += second
     if SUMS > 2:
         total = total + third + fourth
-    if not SUMS_BLOCKS:
-        total *= factor
     if BITS == 4:
         total *= UNITS
-    store_tile(out, total, bias, rows, N, OUTPUTS, IS_GATED, False)
+    if SCALES_BLOCKS:
+        store_tile(out, total, None, bias, rows, N, OUTPUTS, IS_GATED, False)
+    else:
+        store_tile(out, total, factor, bias, rows, N, OUTPUTS, IS_GATED, False)

@@ -136,12 +136,14 @@ def linear_kernel(
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, EARLY_BYTES: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr, UNROLL: tl.constexpr,
     IS_GATED: tl.constexpr, SUMS: tl.constexpr, LINE_STEPS: tl.constexpr,
+    SCALES_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of outputs, tile of rows and part of the inputs, of STEPS steps.
 
     A row of the weight has ROW elements: numbers, or bytes of two. Without ``scale``, SCALE_ROWS
     and SCALE_COLUMNS are 0. A tile of a gated product has outputs of the gate, then those of the up
-    projection at the same places. LINE_STEPS steps are a line of a weight, and every SUMS-th
+    projection at the same places. SCALES_BLOCKS tells whether blocks are scaled, or sums, or no
+    scales are there. LINE_STEPS steps are a line of a weight, and every SUMS-th
     line of a part belongs to a sum of its own, as for kernels that stream the weight.
     """
     n = tl.arange(0, BLOCK_N)
@@ -174,7 +176,6 @@ def linear_kernel(
                     prefetch(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    IS_SCALED: tl.constexpr = SCALE_COLUMNS > 0
     SUM_STEPS: tl.constexpr = STEPS // SUMS
     one_factor, one_zero = None, None
     if SCALE_COLUMNS == 1:
@@ -216,21 +217,21 @@ def linear_kernel(
             # The first block is multiplied before the second is converted, to save registers.
             if LOW is not None:
                 low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
-                total = _add_block(total, low, low_inputs, factor, IS_SCALED, PRECISION)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
                 high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
             else:
                 if zero_point is None:
                     zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
                     high_zero = zero
                 low = nibbles(loaded, zero, x.dtype.element_ty, 0)
-                total = _add_block(total, low, low_inputs, factor, IS_SCALED, PRECISION)
+                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
                 high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
-            total = _add_block(total, high, high_inputs, high_factor, IS_SCALED, PRECISION)
+            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
         else:
             wide = loaded
             if loaded.dtype == tl.uint8:
                 wide = float8_numbers(loaded, x.dtype.element_ty)
-            total = _add_block(total, wide, low_inputs, factor, IS_SCALED, PRECISION)
+            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
         if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
             if (index + 1) % SUM_STEPS == 0:
                 whole += total
@@ -239,9 +240,14 @@ def linear_kernel(
         total = whole
     if LOW is not None:
         total *= nibble_units(x.dtype.element_ty)
+    added = tl.zeros([BLOCK_N], tl.float32)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if first == 0:
-            total += tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)[:, None]
+            added = tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)
+    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:  # as ``store_tile`` of ``streamed_tile.py``
+        total = tl.fma(total, one_factor, added[:, None])
+    elif bias is not None:
+        total += added[:, None]
     result = total.to(out.dtype.element_ty)
     if IS_GATED:
         halves = tl.permute(tl.reshape(result, [2, HALF, BLOCK_T]), (1, 2, 0))
