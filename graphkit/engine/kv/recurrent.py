@@ -280,8 +280,10 @@ class RecurrentStatePool:
         """Set the committed states of rows, int64 [B], to the initial state, zeros."""
         if self.scanned is not None:
             self.scanned.reset(req_pool_indices)
-        # Slot 0 is the committed state of the pad rows, which nothing writes.
-        self._copy(req_pool_indices, torch.zeros_like(req_pool_indices))
+        if self._table is not None:
+            target = req_pool_indices * (self.width + 1)
+            # Slot 0 is the committed state of the pad rows, which nothing writes.
+            move_kv(self._buffers, self._table, target, torch.zeros_like(target))
 
     def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
         """Copy the states after ``nodes`` over the committed ones, in every layer.
@@ -300,12 +302,10 @@ class RecurrentStatePool:
         """
         if self.scanned is not None:
             self.scanned.commit(req_pool_indices, nodes)
-        source = req_pool_indices * (self.width + 1) + 1 + nodes
-        self._copy(req_pool_indices, torch.where(req_pool_indices == 0, 0, source))
-
-    def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
         if self._table is not None:
-            move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
+            target, is_live = req_pool_indices * (self.width + 1), req_pool_indices.clamp(max=1)
+            source = torch.addcmul(target, is_live, nodes + 1)
+            move_kv(self._buffers, self._table, target, source)
 
 
 def _checked_dtypes(
