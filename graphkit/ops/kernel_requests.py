@@ -6,12 +6,15 @@ forward learns which kernels it needs, and compiles all of them in parallel.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 class Op(Protocol):
@@ -64,7 +67,8 @@ class KernelRequests:
             return op.launch(arguments)
         try:
             return op.stand_in(arguments)
-        except Exception:  # such as too little memory: wait for the kernels
+        except Exception as error:  # such as too little memory
+            logger.debug("%s waits for its kernels: %r", type(arguments).__name__, error)
             return op.launch(arguments)
 
     def add(
