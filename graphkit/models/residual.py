@@ -2,7 +2,8 @@
 
 ``rms_norm(a + b)`` is one kernel as ``add_rms_norm``, also where ``b`` is a product in parts. A sum
 is therefore not computed where a model writes it, but by the norm behind it, or by the first
-operation that reads it otherwise.
+operation that reads it otherwise. Mamba keeps the stream in float32 beside layers of two bytes, and
+rounds it before the norm.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _METADATA = frozenset(
     torch.Tensor.__len__,
 }  # fmt: skip
 """Functions that read no number of a tensor."""
+_MIXED = {torch.float32, torch.bfloat16}, {torch.float32, torch.float16}
+"""Dtypes of a stream and of the layers that it passes."""
 
 
 class DeferredResidualAdd(torch.Tensor):
@@ -44,6 +47,8 @@ class DeferredResidualAdd(torch.Tensor):
     _collectives: Collectives | None
     _product: DeferredResidualAdd | None
     _is_normalised: bool
+    _part_dtype: torch.dtype
+    _rounded_from: DeferredResidualAdd | None
 
     @staticmethod
     def __new__(cls, parts: torch.Tensor, dtype: torch.dtype) -> Self:
@@ -54,12 +59,17 @@ class DeferredResidualAdd(torch.Tensor):
         self._parts, self._residual, self._total = parts, None, None
         self._collectives, self._product, self._is_normalised = None, None, False
         self._versions = _version(parts), 0
+        self._part_dtype, self._rounded_from = dtype, None
         return self
 
     @classmethod
     def of(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
-        """Return the sum of two tensors, of which one may be an unread product."""
-        if isinstance(one, DeferredResidualAdd) and one.is_unread_product:
+        """Return the sum of two tensors, of which one may be an unread product.
+
+        Of two dtypes, float32 is that of the stream.
+        """
+        is_product = isinstance(one, DeferredResidualAdd) and one.is_unread_product
+        if is_product if one.dtype == other.dtype else other.dtype == torch.float32:
             one, other = other, one
         residual = one.total() if isinstance(one, DeferredResidualAdd) else one
         product, collectives = None, None
@@ -70,7 +80,19 @@ class DeferredResidualAdd(torch.Tensor):
         self = cls(parts, residual.dtype)
         self._residual, self._versions = residual, (_version(parts), _version(residual))
         self._collectives, self._product = collectives, product
+        self._part_dtype = other.dtype
         return self
+
+    def to_dtype(self, dtype: torch.dtype) -> DeferredResidualAdd | None:
+        """Return this sum in a dtype, not computed yet; ``None`` if it has to be computed."""
+        if dtype == self.dtype:
+            return self
+        can_wait = self._total is None and self._residual is not None
+        if not can_wait or self._collectives is not None or dtype != self._part_dtype:
+            return None
+        rounded = type(self)(self._parts, dtype)
+        rounded._rounded_from = self
+        return rounded
 
     def over_ranks(self, collectives: Collectives) -> Self:
         """Let the parts of all ranks add up, and return this sum."""
@@ -80,7 +102,7 @@ class DeferredResidualAdd(torch.Tensor):
     @property
     def is_unread_product(self) -> bool:
         """Whether this is a sum of parts alone, which nothing has read."""
-        return self._residual is None and self._total is None
+        return self._residual is None and self._total is None and self._rounded_from is None
 
     @property
     def is_read_by_norm(self) -> bool:
@@ -93,22 +115,37 @@ class DeferredResidualAdd(torch.Tensor):
         Raises:
             TargetError: A term was written after the addition.
         """
+        if self._rounded_from is not None:
+            return self._rounded_from.total().to(self.dtype)
         if self._total is None:
             rows = self._rank_rows()
             if self._collectives is not None:
                 rows = self._collectives.all_reduce(rows)
-            self._total = rows if self._residual is None else self._residual + rows
+            self._total = rows
+            if self._residual is not None:  # an addition with options is not deferred
+                self._total = torch.add(self._residual, rows, alpha=1)
         return self._total
 
     def normalised(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``rms_norm`` of the sum, and keep the sum."""
-        if self._total is not None or self._residual is None:
+        wide = self._rounded_from
+        if wide is not None and wide._total is None and weight.dtype == self.dtype:
+            return wide._normalised(weight, eps, rounds=True)
+        is_mixed = self._part_dtype != self.dtype
+        if self._total is not None or self._residual is None or is_mixed:
             return normalised(self.total(), weight, eps)
+        return self._normalised(weight, eps)
+
+    def _normalised(
+        self, weight: torch.Tensor, eps: float, *, rounds: bool = False
+    ) -> torch.Tensor:
+        """Return ``add_rms_norm`` of the terms, and keep the sum."""
+        assert self._residual is not None, "only sums are deferred"
         parts, width = self._checked_parts(), self.shape[-1]
         residual = self._residual.reshape(-1, width)
         parts = parts.reshape(len(parts), -1, width)
         if self._collectives is None:
-            rows, total = add_rms_norm(parts, residual, weight, eps)
+            rows, total = add_rms_norm(parts, residual, weight, eps, rounds)
         else:
             takes_parts = len(parts) > 1 and self._collectives.takes_parts(
                 len(residual), width, residual.dtype
@@ -125,7 +162,7 @@ class DeferredResidualAdd(torch.Tensor):
 
         A collective may overwrite them: ``defer_products`` takes products that are read once.
         """
-        return reduce(torch.add, self._checked_parts().unbind()).to(self.dtype).contiguous()
+        return reduce(torch.add, self._checked_parts().unbind()).to(self._part_dtype).contiguous()
 
     def _checked_parts(self) -> torch.Tensor:
         residual = self._residual
@@ -147,6 +184,12 @@ class DeferredResidualAdd(torch.Tensor):
         """Compute the sums among the arguments, except for functions that read metadata."""
         if func in _METADATA:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if func is torch.Tensor.to and isinstance(args[0], DeferredResidualAdd):
+            options = [*args[1:], *(kwargs or {}).values()]
+            is_dtype = len(options) == 1 and isinstance(options[0], torch.dtype)
+            converted = args[0].to_dtype(options[0]) if is_dtype else None
+            if converted is not None:
+                return converted
         args, kwargs = tree_map_only(
             DeferredResidualAdd, DeferredResidualAdd.total, (args, dict(kwargs or {}))
         )
@@ -196,7 +239,7 @@ class DeferredSums(TorchFunctionMode):
             isinstance(one, torch.Tensor)
             and isinstance(other, torch.Tensor)
             and one.shape == other.shape
-            and one.dtype == other.dtype
+            and (one.dtype == other.dtype or {one.dtype, other.dtype} in _MIXED)
             and one.dim() == 3
             and one.shape[-1] in self._widths
             and one.is_floating_point()

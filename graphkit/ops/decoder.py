@@ -40,31 +40,39 @@ def rms_norm(
     return (weight * wide.to(x.dtype)).to(x.dtype)
 
 
-@register_op(differentiable=True, sizes_from=("residual",))
+def empty_sums(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results of ``add_rms_norm``."""
+    total = torch.empty(args.residual.shape, dtype=args.residual.dtype, device=args.x.device)
+    return torch.empty_like(total, dtype=args.weight.dtype if args.rounds else None), total
+
+
+@register_op(differentiable=True, sizes_from=("residual",), fake=empty_sums)
 def add_rms_norm(
     x: Annotated[torch.Tensor, "[T, H] or [S, T, H] floating-point"],
     residual: Annotated[torch.Tensor, "[T, H >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[H] floating-point"],
     eps: Annotated[float, "eps >= 0"],
-) -> tuple[
-    Annotated[torch.Tensor, "[T, H] residual.dtype"],
-    Annotated[torch.Tensor, "[T, H] residual.dtype"],
-]:
+    rounds: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Add rows to the residual stream and normalise the sum; see ``rms_norm``.
 
     Args:
         x: Added to the stream; or partial sums of it, which are added in order first, in their
-            dtype. It is rounded to the dtype of the stream.
+            dtype. It is rounded to the dtype of the stream, or of the weight with ``rounds``.
         residual: The stream so far.
         weight: Factor of each column.
         eps: Added to the mean square.
+        rounds: Whether the norm reads the sum as rounded to the weight's dtype, for streams of
+            float32 beside layers of two bytes.
 
     Returns:
-        The normalised sum, and the sum, each [T, H] of the stream's dtype.
+        The normalised sum, and the sum, each [T, H] of the stream's dtype; with ``rounds`` the
+        first is of the weight's.
     """
-    total = residual + reduce_partials(x, residual.dtype)
-    wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
-    return (weight * wide.to(total.dtype)).to(total.dtype), total
+    dtype = weight.dtype if rounds else residual.dtype
+    total = residual + reduce_partials(x, dtype)
+    wide = functional.rms_norm(total.to(dtype).float(), total.shape[1:], eps=eps)
+    return (weight * wide.to(dtype)).to(dtype), total
 
 
 def _check_groups(args: Any) -> None:

@@ -475,6 +475,31 @@ class TestDeferredResidualAdd:
         assert torch.equal(normalised(alone, weight, 0.0), normalised(parts.sum(0), weight, 0.0))
         assert not alone.is_unread_product
 
+    @pytest.mark.parametrize("norm_dtype", [torch.bfloat16, torch.float32], ids=str)
+    @pytest.mark.parametrize("in_parts", [False, True])
+    def test_a_stream_of_float32_is_rounded_for_the_norm(self, in_parts, norm_dtype):
+        """As in Mamba: the norm reads the rounded sum, and the stream keeps it in float32."""
+        parts, stream = torch.randn(2, 1, 3, 4), torch.randn(1, 3, 4)
+        rows, weight = parts.sum(0).bfloat16(), torch.ones(4, dtype=norm_dtype)
+        expected = stream + rows
+        for swap in (False, True):
+            product = DeferredResidualAdd(parts, torch.bfloat16) if in_parts else rows
+            with DeferredSums({4}):
+                found = product + stream if swap else stream + product
+                rounded = found.to(torch.bfloat16)
+                assert isinstance(rounded, DeferredResidualAdd)
+                got = normalised(rounded, weight, 0.0)
+                assert found._total is not None
+                assert torch.equal(found.to(torch.float32), expected)
+            assert found.dtype == torch.float32
+            assert torch.equal(got, normalised(expected.bfloat16(), weight, 0.0))
+            with DeferredSums({4}):
+                again = stream + rows
+                assert torch.equal(
+                    normalised(again, weight, 0.0), normalised(expected, weight, 0.0)
+                )
+                assert torch.equal(again.to(torch.bfloat16), expected.bfloat16())
+
     def test_metadata_does_not_compute_it(self):
         rows = self.sum()
         assert (rows.shape, rows.dtype, rows.dim(), len(rows)) == ((1, 3, 4), torch.float32, 3, 1)

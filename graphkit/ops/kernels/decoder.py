@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.decoder import empty_sums
 from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_for_kernel_before
 
 NORM_BLOCK = 16384
@@ -50,8 +51,10 @@ def normalise_row(
             before = tl.load(
                 residual + begin + lane, mask=inside, other=0.0, eviction_policy=POLICY
             )
-            value = (before.to(tl.float32) + value.to(tl.float32)).to(value.dtype)
-            tl.store(total + begin + lane, value, mask=inside, eviction_policy=POLICY)
+            wide = before.to(tl.float32) + value.to(tl.float32)
+            value = wide.to(value.dtype)
+            rounded = wide.to(total.dtype.element_ty)
+            tl.store(total + begin + lane, rounded, mask=inside, eviction_policy=POLICY)
         wide = value.to(tl.float32)
         squares += wide * wide
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
@@ -64,6 +67,7 @@ def normalise_row(
                 value = tl.load(x + column_offsets(begin + lane, STRIDE), mask=inside, other=0.0)
             else:
                 value = tl.load(total + begin + lane, mask=inside, other=0.0)
+                value = value.to(out.dtype.element_ty)
             factor = tl.load(weight + begin + lane, mask=inside, other=0.0)
         tl.store(out + begin + lane, normalised(value, scale, factor), mask=inside)
 
@@ -108,11 +112,12 @@ def launch_rms_norm(args: Any, out: torch.Tensor) -> None:
     _launch_norm(args, out=out, total=None, residual=None, RESIDUAL_STRIDE=0)
 
 
-def launch_add_rms_norm(args: Any, results: tuple[torch.Tensor, torch.Tensor]) -> None:
+def launch_add_rms_norm(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch ``add_rms_norm``."""
     residual = args.residual if args.residual.stride(1) == 1 else args.residual.contiguous()
-    out, total = results
+    out, total = empty_sums(args)
     _launch_norm(args, out=out, total=total, residual=residual, RESIDUAL_STRIDE=residual.stride(0))
+    return out, total
 
 
 def _launch_norm(args: Any, **others: Any) -> None:

@@ -320,6 +320,7 @@ def early_cases():
     rows, weight, ints = zeros(2, 512), zeros(512), zeros(2, dtype=torch.int32)
     yield rms_norm, (rows, weight, 1e-5)
     yield add_rms_norm, (rows, rows, weight, 1e-5)
+    yield add_rms_norm, (rows, rows.float(), weight, 1e-5, True)
     yield add_rms_norm, (rows, zeros(2, 1024)[:, 512:], weight, 1e-5)
     yield embed_and_join, (ints, rows, rows, weight, weight, 1e-5)
     yield embed_and_join, (ints.long(), rows, rows)

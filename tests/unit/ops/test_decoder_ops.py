@@ -45,6 +45,7 @@ def cases():
         yield add_rms_norm, (x, residual, weight, 1e-5)
         parts = random(3, rows, width, dtype=torch.float32)
         yield add_rms_norm, (parts, residual, weight, 1e-5)
+        yield add_rms_norm, (x, residual.float(), weight, 1e-5, True)
         yield silu_and_mul, (3 * random(rows, 2 * width, dtype=dtype),)
         gate, columns = random(rows, width + 5, dtype=dtype), torch.randperm(width)
         for gate_first, sigmoid in product((False, True), repeat=2):
@@ -315,6 +316,10 @@ def test_parts_are_added_and_rounded_before(count):
     got = add_rms_norm(parts, residual, weight.bfloat16(), 1e-6)
     expected = add_rms_norm(rows, residual, weight.bfloat16(), 1e-6)
     assert all(map(torch.equal, got, expected))
+    stream = residual.float() + rows.float()  # of float32, which the norm reads rounded
+    got = add_rms_norm(parts, residual.float(), weight.bfloat16(), 1e-6, True)
+    assert torch.equal(got[0], rms_norm(stream.bfloat16(), weight.bfloat16(), 1e-6))
+    assert torch.equal(got[1], stream)
     rest = torch.arange(ROWS), FREQUENCIES, 2, 1
     got = rotated_heads(parts, *rest, dtype=torch.bfloat16)
     assert all(map(torch.equal, got, rotated_heads(rows, *rest)))
