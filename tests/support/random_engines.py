@@ -3,13 +3,13 @@
 Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
 size, generation, batch sizes and the budget of prefills. Half of the pools are too small for all
 requests at once, so that requests are preempted. A third of the runs are in the checking mode. The
-requests have random prompts, lengths, penalties, biases, filters, seeds and stop tokens, and join
-and are aborted at random. A KeyboardInterrupt is raised at a random line, or the forward raises an
-error. Every text is compared with that of the target's own logits, computed without a cache,
-processed, filtered and sampled in float64 by code that shares nothing with graphkit, and so are
-log-probabilities. In bfloat16, and in float32 beyond these, texts and log-probabilities are those
-of an engine that decodes each request alone, bit for bit. With several ranks, all run every engine
-as in tensor parallelism, without faults.
+requests have random prompts, lengths, penalties, biases, filters, seeds and stop tokens, in a third
+of the runs of v1 and v2 also token masks, and join and are aborted at random. A KeyboardInterrupt
+is raised at a random line, or the forward raises an error. Every text is compared with that of the
+target's own logits, computed without a cache, masked, processed, filtered and sampled in float64 by
+code that shares nothing with graphkit, and so are log-probabilities. In bfloat16, and in float32
+beyond these, texts and log-probabilities are those of an engine that decodes each request alone,
+bit for bit. With several ranks, all run every engine as in tensor parallelism, without faults.
 
     python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
 """
@@ -136,17 +136,48 @@ def processed(logits: np.ndarray, prompt, text, params: SamplingParams) -> np.nd
     return logits
 
 
-def plain_text(logits_after, prompt, params, limit):
+class Turns:
+    """A matcher that allows the tokens of one remainder, which each token moves on by one."""
+
+    def __init__(self, vocab_size, count, first):
+        self._vocab_size, self._count, self._first, self._accepted = vocab_size, count, first, 0
+
+    def allowed(self, accepted):
+        """Return the tokens that may follow so many, as a range."""
+        return range((self._first + accepted) % self._count, self._vocab_size, self._count)
+
+    def fill_next_token_bitmask(self, bitmask, index):
+        words = [0] * bitmask.shape[1]
+        for token in self.allowed(self._accepted):
+            words[token // 32] |= 1 << token % 32
+        bitmask[index] = torch.tensor(words).int()
+
+    def accept_token(self, token):
+        is_allowed = token in self.allowed(self._accepted)
+        self._accepted += is_allowed
+        return is_allowed
+
+    def rollback(self, count):
+        self._accepted -= count
+
+    def is_terminated(self):
+        return False
+
+
+def plain_text(logits_after, prompt, params, limit, turns=None):
     """Return the text of a request, its log-probabilities and how many tokens are certain.
 
-    Rounding may change the others.
+    Rounding may change the others. ``turns`` are the arguments of its matcher, if it has one.
     """
     ids, text, logprobs, certain = list(prompt), [], [], None
     while len(text) < limit:
         logits = logits_after(ids)
-        token, is_close = chosen_token(
-            processed(logits, prompt, text, params), params, len(ids) - 1
-        )
+        if turns is not None:  # also of log-probabilities
+            is_refused = np.ones(len(logits), bool)
+            is_refused[[*Turns(*turns).allowed(len(text))]] = False
+            logits = np.where(is_refused, -math.inf, logits)
+        offered = processed(logits, prompt, text, params)
+        token, is_close = chosen_token(offered, params, len(ids) - 1)
         if is_close and certain is None:
             certain = len(text)
         ids.append(token)
@@ -268,7 +299,7 @@ TARGETS = cache(
 )
 
 
-def decoded_alone(target, prompt, params):
+def decoded_alone(target, prompt, params, turns=None):
     """Return text and log-probabilities of a request in an engine of one request, without drafts.
 
     Its prompt is one chunk.
@@ -277,8 +308,14 @@ def decoded_alone(target, prompt, params):
     model = target.engine_model(requests, 1, 1, random.Random(0), slots)
     spec = SpecConfig("NONE", 0, 1, 1, linear_attention=model.recurrent_state is not None)
     sizes = BufferSizes(1, CONTEXT, target.hidden_size, target.vocab_size, target.dtype)
-    with SpeculativeEngine(model, spec=spec, sizes=sizes, device="cpu", generation="v1") as engine:
-        (request,) = engine.generate([prompt], replace(params, logprobs=True))
+    with SpeculativeEngine(
+        model, spec=spec, sizes=sizes, device="cpu", generation="v1",
+        structured_output=turns is not None,
+    ) as engine:  # fmt: skip
+        matcher = None if turns is None else Turns(*turns)
+        request = engine.submit(prompt, replace(params, logprobs=True), matcher=matcher)
+        while engine.has_work:
+            engine.step()
         return request.output_ids, request.logprobs
 
 
@@ -459,7 +496,9 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
         generation = "v2"  # ranks without loops refuse several lengths in v3
     is_checking = random.Random(f"checks {seed}").random() < 1 / 3
     with patch.dict(os.environ, {"GRAPHKIT_CHECK": str(int(is_checking))}):
-        engine = _engine(draw, target, model, drafter, spec, generation, group)
+        has_masks = generation != "v3" and group is None
+        has_masks &= random.Random(f"masks {seed}").random() < 1 / 3
+        engine = _engine(draw, target, model, drafter, spec, generation, group, has_masks)
     counts[f"{kind}, {generation}"] += 1
     counts["with windows"] += isinstance(target, WindowTarget)
     counts["recurrent"] += isinstance(target, RecurrentTarget)
@@ -482,7 +521,7 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
         assert memory.available_rows == memory.pool.size, "rows leak"
 
 
-def _engine(draw, target, model, drafter, spec, generation, group):
+def _engine(draw, target, model, drafter, spec, generation, group, has_masks):
     """Create an engine with random sizes, launches and chunks."""
     return SpeculativeEngine(
         model,
@@ -499,28 +538,34 @@ def _engine(draw, target, model, drafter, spec, generation, group):
         chunked_prefill_size=draw.choice([1, 3, 7, 64]),
         prefill_sizes=draw.choice([(), (1, 4, 16), (7, 64)]),
         group=group,
+        structured_output=has_masks,
     )  # fmt: skip
 
 
 def _serve(engine, target, forward, texts, draw, counts, most, *, has_faults):
     """Submit, step, abort and fail at random, and compare the texts."""
-    waiting = []
+    waiting, masks = [], random.Random(f"masks of {draw.getstate()[1][:4]}")
     for _ in range(draw.randint(2, 6)):
         prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, PROMPT))]
         params = random_params(draw, target.vocab_size, most)
-        alone = decoded_alone(target, prompt, params)
+        turns = None
+        if engine.structured_output and masks.random() < 0.6:
+            turns = target.vocab_size, (count := masks.randint(2, 4)), masks.randrange(count)
+        alone = decoded_alone(target, prompt, params, turns)
         known = None
         if target.dtype is torch.float32:
-            known = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
+            known = plain_text(target.logits_after, prompt, params, params.max_new_tokens, turns)
         texts.append([*prompt, *alone[0]])
-        waiting.append((prompt, params, alone, known))
+        waiting.append((prompt, params, turns, alone, known))
     expected, faults, lengths = {}, draw.choice([0, 0, 1, 1, 2, 3]), random.Random(len(texts))
     faults *= has_faults
     for _ in range(900):
         mix_lengths(engine, lengths)
         for _ in range(min(len(waiting), draw.randint(0, 2))):
-            prompt, params, *known = waiting.pop()
-            expected[engine.submit(prompt, params)] = known
+            prompt, params, turns, *known = waiting.pop()
+            matcher = None if turns is None else Turns(*turns)
+            counts["requests with masks"] += turns is not None
+            expected[engine.submit(prompt, params, matcher=matcher)] = known
         if expected and draw.random() < 0.03:
             engine.abort(draw.choice(list(expected)))
         if not engine.has_work and not waiting:
