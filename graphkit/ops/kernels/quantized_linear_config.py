@@ -148,8 +148,7 @@ def choose_product(
         few = _few_rows_in_tiles(rows, inputs, outputs, bits, processors, shared_bytes, dtype)
     if dtype == torch.float32:
         return few
-    least = LEAST_WARPGROUP_ROWS if row_invariant else FEW_ROWS + 1
-    if can_stream and least <= rows <= MOST_STREAMED_ROWS:
+    if can_stream and LEAST_WARPGROUP_ROWS <= rows <= MOST_STREAMED_ROWS:
         splits, sums = few.splits, few.sums
         if not row_invariant:
             splits, sums = parts_of_many_rows(inputs, outputs, bits, processors) or splits, 1

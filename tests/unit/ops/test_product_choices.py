@@ -19,7 +19,7 @@ def streamed(rows, inputs, outputs, bits):
     """Return how a quantised weight streams on an H200."""
     sizes = inputs, outputs, bits, 132, 233472
     few = streaming.choose_streamed(min(rows, streaming.FEW_ROWS), *sizes)
-    if rows <= streaming.FEW_ROWS:
+    if rows < streaming.LEAST_WARPGROUP_ROWS:
         return few
     return streaming.choose_streamed_by_warpgroups(few.splits, few.sums, rows, *sizes)
 
@@ -122,14 +122,14 @@ FASTEST = {
     (6144, 4096, 8): (
         (64, 8, 4, 3, 8, 2, 1),
         (64, 16, 4, 3, 8, 2, 1),
-        (64, 32, 4, 2, 8, 2, 1),
+        (64, 32, 4, 4, 4, 1, 2),
         (64, 64, 4, 3, 4, 1, 2),
         (128, 64, 2, 8, 3, 1, 512),
     ),
     (4096, 4096, 8): (
         (64, 8, 2, 3, 16, 4, 2),
         (64, 16, 2, 3, 16, 4, 2),
-        (64, 32, 2, 3, 16, 4, 2),
+        (64, 32, 4, 6, 4, 1, 3),
         (64, 64, 4, 4, 4, 1, 3),
         (128, 64, 4, 8, 3, 1, 512),
     ),
@@ -143,35 +143,35 @@ FASTEST = {
     (4096, 14336, 8): (
         (64, 8, 4, 5, 4, 2, 2),
         (64, 16, 4, 4, 4, 2, 2),
-        (64, 32, 4, 3, 4, 2, 2),
+        (64, 32, 4, 6, 4, 1, 3),
         (64, 64, 4, 4, 4, 1, 3),
         (128, 64, 4, 8, 3, 1, 512),
     ),
     (6144, 4096, 4): (
         (64, 8, 4, 5, 4, 1, 2),
         (64, 16, 4, 4, 4, 1, 2),
-        (64, 32, 4, 3, 4, 1, 2),
+        (64, 32, 4, 5, 4, 1, 4),
         (64, 64, 4, 3, 4, 1, 4),
         (64, 64, 2, 4, 3, 1, 512),
     ),
     (4096, 4096, 4): (
         (64, 8, 2, 6, 8, 2, 3),
         (64, 16, 2, 6, 8, 2, 3),
-        (64, 32, 2, 4, 8, 2, 3),
+        (64, 32, 4, 9, 4, 1, 6),
         (64, 64, 4, 5, 4, 1, 6),
         (64, 64, 4, 4, 3, 1, 512),
     ),
     (28672, 4096, 4): (
         (32, 8, 1, 3, 2, 1, 2),
         (32, 16, 1, 3, 2, 1, 2),
-        (32, 32, 1, 3, 2, 1, 2),
+        (112, 32, 1, 5, 8, 1, 4),
         (112, 64, 1, 3, 8, 1, 4),
         (64, 64, 1, 4, 3, 1, 512),
     ),
     (4096, 14336, 4): (
         (64, 8, 8, 4, 4, 1, 2),
         (64, 16, 8, 3, 4, 1, 2),
-        (64, 32, 8, 3, 4, 1, 2),
+        (64, 32, 4, 8, 4, 1, 6),
         (64, 64, 4, 5, 4, 1, 6),
         (64, 64, 4, 4, 3, 1, 512),
     ),
@@ -193,11 +193,11 @@ def test_products_that_need_no_order_of_sums_are_the_fastest(weight, monkeypatch
             rows, inputs, outputs, bits, torch.device("cuda"), torch.bfloat16, row_invariant=False
         )
         assert tuple(getattr(product, name) for name in product.__slots__[:7]) == found
-        if rows > streaming.FEW_ROWS:
+        if rows > 16:
             assert product.sums == 1
         if isinstance(product, StreamedProduct):
             assert not product.in_order
-            assert product.by_warpgroups == (rows > streaming.FEW_ROWS)
+            assert product.by_warpgroups == (rows > 16)
 
 
 @pytest.mark.parametrize("streams", [False, True])
