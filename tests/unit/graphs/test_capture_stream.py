@@ -90,7 +90,7 @@ def cuda(monkeypatch):
         "get_rng_state": lambda _device: torch.zeros(1),
         "set_rng_state": lambda _state, _device: None,
         "empty_cache": lambda: fake.note("empty_cache"),
-        "memory_snapshot": list,
+        "memory_snapshot": lambda *_, **__: [],
         "CUDAGraph": fake.graph,
         "default_generators": [generator],
         "current_blas_handle": lambda: fake.note("workspace"),
