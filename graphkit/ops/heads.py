@@ -1,16 +1,19 @@
 """Heads of a decoder layer: split, normalise and rotate projected rows, and store them.
 
-Dimensions: T rows, S partial sums, N query heads, M key and value heads, D head size, F = D / 2.
+Dimensions: T rows, S partial sums, N query heads, M key and value heads, D head size, F = D / 2, C
+columns.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from graphkit.errors import AttentionError
+from graphkit.errors import AttentionError, GraphkitError, InputError
+from graphkit.ops.argument_rules import describe
 from graphkit.ops.decoder import reduce_partials, with_norm
 from graphkit.ops.kv_cache import check_caches, store_kv
 from graphkit.ops.registration import register_op
@@ -37,11 +40,36 @@ def _empty(args: Any, heads: int) -> torch.Tensor:
     return out
 
 
-@register_op(fake=empty_heads, differentiable=True, sizes_from=("inverse_frequencies", "positions"))
+def _check_columns(op: str, error: type[GraphkitError], args: Any) -> None:
+    """Refuse rows that are not those of the heads, and a rotated part of another size."""
+    size = 2 * len(args.inverse_frequencies)
+    columns = _columns_of(args.query_heads, args.key_heads, args.gated) * size
+    if args.qkv.shape[-1] != columns:
+        expected = [*args.qkv.shape[:-1], columns]
+        heads = "2 * N + 2 * M" if args.gated else "N + 2 * M"
+        raise error(
+            f"{op}: qkv is {describe(args.qkv)}, expected [..., ({heads}) * D] = {expected}."
+        )
+    if args.rotated % 2 or not 0 <= args.rotated <= size:
+        raise error(
+            f"{op}: rotated is {args.rotated}, expected an even number from 0 to {size}, the head "
+            "size."
+        )
+
+
+def _columns_of(query_heads: int, key_heads: int, gated: bool) -> int:
+    """Return the columns of projected rows, in heads."""
+    return (2 if gated else 1) * query_heads + 2 * key_heads
+
+
+@register_op(
+    fake=empty_heads,
+    check=partial(_check_columns, "rotated_heads", InputError),
+    differentiable=True,
+    sizes_from=("inverse_frequencies", "positions"),
+)
 def rotated_heads(
-    qkv: Annotated[
-        torch.Tensor, "[T, 2 * (N + 2 * M) * F] or [S, T, 2 * (N + 2 * M) * F] floating-point"
-    ],
+    qkv: Annotated[torch.Tensor, "[T, C] or [S, T, C] floating-point"],
     positions: Annotated[torch.Tensor, "[T] int32 or int64"],
     inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
     query_heads: Annotated[int, "N >= 0"],
@@ -50,12 +78,15 @@ def rotated_heads(
     key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
     eps: Annotated[float, "eps >= 0"] = 0.0,
     dtype: torch.dtype | None = None,
+    rotated: int = 0,
+    gated: bool = False,
 ) -> Heads:
     """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
 
     Dimension i of a head is paired with i + D / 2, as in checkpoints of Hugging Face
-    (arXiv 2104.09864). Angles are computed in float32; cosine and sine are applied in the dtype of
-    the rows. With weights, queries and keys are normalised before by ``rms_norm`` (Qwen3).
+    (arXiv 2104.09864), or within the rotated part of a head. Angles are computed in float32; cosine
+    and sine are applied in the dtype of the rows. With weights, queries and keys are normalised
+    before by ``rms_norm`` (Qwen3).
 
     Args:
         qkv: Queries, then keys, then values of each row; or partial sums of them, which are added
@@ -68,28 +99,37 @@ def rotated_heads(
         key_weight: Weight of the keys' norm.
         eps: Of the norms.
         dtype: The dtype of the rows, to which ``qkv`` is rounded; None for its own.
+        rotated: Elements of a head that are rotated, the first ones, whose frequencies are the
+            first ``rotated / 2``; 0 for all.
+        gated: Whether each query is followed by a gate of D elements, which is left out.
 
     Returns:
         Queries [T, N, D], keys and values [T, M, D].
     """
     qkv = reduce_partials(qkv, dtype or qkv.dtype)
-    heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
+    columns = _columns_of(query_heads, key_heads, gated)
+    heads = qkv.view(len(qkv), columns, 2 * len(inverse_frequencies))
+    if gated:
+        queries, others = heads.split((2 * query_heads, 2 * key_heads), dim=1)
+        heads = torch.cat((queries[:, ::2], others), dim=1)
     both, value = heads.split((query_heads + key_heads, key_heads), dim=1)
     if query_weight is not None or key_weight is not None:
         query, key = both.split((query_heads, key_heads), dim=1)
         both = torch.cat(
             (with_norm(query, query_weight, eps), with_norm(key, key_weight, eps)), dim=1
         )
-    angles = (positions[:, None] * inverse_frequencies)[:, None]
+    half = rotated // 2 or len(inverse_frequencies)
+    angles = (positions[:, None] * inverse_frequencies[:half])[:, None]
     cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
-    first, second = both.chunk(2, dim=-1)
-    both = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, rest = both.split((half, half, both.shape[-1] - 2 * half), dim=-1)
+    both = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     query, key = both.split((query_heads, key_heads), dim=1)
     return query.clone(), key.clone(), value.clone()
 
 
 def _check_floating_caches(args: Any) -> None:
     """Refuse caches that cannot be written, and those that heads cannot be converted for."""
+    _check_columns("store_rotated_heads", AttentionError, args)
     check_caches("store_rotated_heads", args)
     if not args.key_cache.is_floating_point():
         raise AttentionError(
@@ -109,9 +149,7 @@ def store_rotated_heads(
     key_cache: Annotated[torch.Tensor, "[slots, M, 2 * F]"],
     value_cache: Annotated[torch.Tensor, "[slots, M, 2 * F]"],
     loc_T: Annotated[torch.Tensor, "[T] int64"],
-    qkv: Annotated[
-        torch.Tensor, "[T, 2 * (N + 2 * M) * F] or [S, T, 2 * (N + 2 * M) * F] floating-point"
-    ],
+    qkv: Annotated[torch.Tensor, "[T, C] or [S, T, C] floating-point"],
     positions: Annotated[torch.Tensor, "[T] int32 or int64"],
     inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
     query_heads: Annotated[int, "N >= 0"],
@@ -122,6 +160,8 @@ def store_rotated_heads(
     dtype: torch.dtype | None = None,
     key_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
+    rotated: int = 0,
+    gated: bool = False,
 ) -> torch.Tensor:
     """Split and rotate projected rows by ``rotated_heads``, and store keys and values.
 
@@ -144,13 +184,15 @@ def store_rotated_heads(
             dtype of the caches.
         key_scale_M: See ``store_kv``, like the next.
         value_scale_M: Divides the values of each head.
+        rotated: See ``rotated_heads``, like the next.
+        gated: Whether gates follow the queries.
 
     Returns:
         Queries, [T, N, D].
     """
     query, key, value = rotated_heads(
         qkv, positions, inverse_frequencies, query_heads, key_heads, query_weight, key_weight, eps,
-        dtype,
+        dtype, rotated, gated,
     )  # fmt: skip
     store_kv(key_cache, value_cache, loc_T, key, value, key_scale_M, value_scale_M)
     return query
@@ -169,6 +211,8 @@ class ProjectedHeads(NamedTuple):
         key_weight: [D]; ``None`` without a norm.
         eps: Of the norms.
         dtype: The dtype of the rows; ``None`` for that of ``qkv``.
+        rotated_size: Elements of a head that are rotated; 0 for all.
+        gated: Whether each query is followed by a gate, with (2 * N + 2 * M) * D columns.
     """
 
     qkv: torch.Tensor
@@ -180,6 +224,8 @@ class ProjectedHeads(NamedTuple):
     key_weight: torch.Tensor | None = None
     eps: float = 0.0
     dtype: torch.dtype | None = None
+    rotated_size: int = 0
+    gated: bool = False
 
     def rotated(self) -> Heads:
         """Return queries, [T, N, D], keys and values, [T, M, D], by ``rotated_heads``."""
@@ -194,4 +240,5 @@ class ProjectedHeads(NamedTuple):
         value_scale_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store keys and values, and return queries, [T, N, D], by ``store_rotated_heads``."""
-        return store_rotated_heads(key_cache, value_cache, loc_T, *self, key_scale_M, value_scale_M)
+        scales = key_scale_M, value_scale_M
+        return store_rotated_heads(key_cache, value_cache, loc_T, *self[:9], *scales, *self[9:])

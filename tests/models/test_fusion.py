@@ -391,6 +391,18 @@ def test_scaled_angles_stay_with_the_model():
     assert "model.layers.0.self_attn.q_proj" in replaced
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "phi3"])
+def test_heads_with_gates_or_of_which_a_part_is_rotated_are_fused(kind):
+    changes = {"partial_rotary_factor": 0.5} if kind == "phi3" else {}
+    loaded = models.load(small_model(kind, **changes), device="cpu")
+    fused = "graphkit::store_rotated_heads before attention"
+    names = [name for name, text in loaded.layout.replaced.items() if text == fused]
+    assert names
+    heads = loaded.model.get_submodule(names[0]).forward
+    assert 0 < heads.rotated < 2 * len(heads.frequencies)
+    assert heads.gated is (kind != "phi3")
+
+
 def test_attention_over_selected_keys_stays(monkeypatch):
     forward = modeling_llama.LlamaAttention.forward
     selected = SelectedKeys(torch.zeros(6, 1, dtype=torch.int64))

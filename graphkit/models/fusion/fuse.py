@@ -245,7 +245,7 @@ def _without_unused(
     heads: Iterable[RotatedAttention],
 ) -> list[nn.Module]:
     """Omit modules of frequencies whose results nothing uses any more, and return them."""
-    frequencies = {head.frequencies.data_ptr() for head in heads}
+    frequencies = {head.buffer.data_ptr() for head in heads}
     (expected, _), omitted = run_at(positions, run, positions), []
     for call in root.by_module().values():
         owned = {buffer.data_ptr() for buffer in call.module.buffers(recurse=False)}

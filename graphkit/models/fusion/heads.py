@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from graphkit.engine.attention import ProjectedHeads
@@ -33,10 +34,13 @@ class RotatedAttention:
         place: Index or name of the argument with the hidden states.
         qkv: Projects to queries, keys and values of rows side by side, in parts on request.
         frequencies: Angle per position of each pair of elements, [D / 2] float32; zeros rotate
-            nothing.
+            nothing, and fill the place of elements that are not rotated.
         norms: Norms of queries and keys; ``None`` without.
         out: The projection of the attended values.
         form: Form of the module's output, whose only tensor is the projected one.
+        buffer: The frequencies of rotated elements, in the memory of the model.
+        rotated: Elements of a head that are rotated; 0 for all.
+        gated: Whether the sigmoid of a gate behind each query multiplies its attended values.
     """
 
     call: AttentionCall
@@ -46,14 +50,17 @@ class RotatedAttention:
     norms: tuple[Norm, Norm] | None
     out: nn.Module
     form: TreeSpec
+    buffer: torch.Tensor
+    rotated: int = 0
+    gated: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; takes its arguments."""
         running, (query_norm, key_norm) = running_forward(), self.norms or (None, None)
         rows = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
-        parts = self.qkv(rows, split_k_partials=True)
+        parts = self.qkv(rows) if self.gated else self.qkv(rows, split_k_partials=True)
         heads = ProjectedHeads(
-            parts.reshape(len(parts), -1, parts.shape[-1]),
+            parts.reshape(*parts.shape[: not self.gated], -1, parts.shape[-1]),
             running.positions,
             self.frequencies,
             self.call.query.shape[1],
@@ -62,6 +69,8 @@ class RotatedAttention:
             key_norm.weight if key_norm else None,
             query_norm.eps if query_norm else 0.0,
             rows.dtype,
+            self.rotated,
+            self.gated,
         )
         if isinstance(running.attend, AttendProjected):
             attended = running.attend.projected(self.call, heads)
@@ -69,7 +78,11 @@ class RotatedAttention:
             query, key, value = (part.transpose(0, 1)[None] for part in heads.rotated())
             attended = running.attend(replace(self.call, query=query, key=key, value=value))
         leaves = [None] * self.form.num_leaves
-        leaves[0] = self.out(attended.flatten(2))
+        flat = attended.flatten(2)
+        if self.gated:
+            both = parts[..., : 2 * flat.shape[-1]].unflatten(-1, (heads.query_heads, 2, -1))
+            flat = flat * torch.sigmoid(both[..., 1, :]).flatten(2)
+        leaves[0] = self.out(flat)
         return tree_unflatten(leaves, self.form)
 
 
@@ -123,7 +136,9 @@ def _candidates(
     layers = qkv.layers if isinstance(qkv, MergedLinears) else (first.module,)
     columns = [len(layer.weight) for layer in layers]  # type: ignore[arg-type]
     split = [heads * size, key_heads * size, key_heads * size]
-    if place is None or columns not in (split, [sum(split)]) or out in layers:
+    with_gates = [2 * heads * size, *split[1:]]
+    gated = columns in (with_gates, [sum(with_gates)])
+    if place is None or not (gated or columns in (split, [sum(split)])) or out in layers:
         return
     if attention.latents is not None or attention.selected is not None:
         return
@@ -143,8 +158,13 @@ def _candidates(
     ]
     for pair in pairs or [None]:
         for angles in frequencies:
-            if 2 * len(angles) == size:
-                yield RotatedAttention(attention, place, qkv, angles, pair, out, form)
+            rotated = 2 * len(angles)
+            if rotated <= size and (rotated == size or size % 2 == 0):
+                missing = size // 2 - len(angles)
+                padded = pad(angles, (0, missing)) if missing else angles
+                yield RotatedAttention(
+                    attention, place, qkv, padded, pair, out, form, angles, rotated % size, gated
+                )
 
 
 def _computes_the_same(

@@ -24,12 +24,14 @@ def rotated_heads_kernel(
     key_scale_M, value_scale_M, eps, size, slots,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr,
-    IS_FP8: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    IS_FP8: tl.constexpr, ROTATED: tl.constexpr, GATED: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and HEADS heads of one kind.
 
     ``qkv`` has PARTS parts, of ``size`` elements each. ``key`` and ``value`` are caches whose slots
-    are KEY_SLOT and VALUE_SLOT elements apart. Without ``loc_T`` they have a slot per row.
+    are KEY_SLOT and VALUE_SLOT elements apart. Without ``loc_T`` they have a slot per row. Lanes
+    hold pairs of elements. Of heads whose first 2 * ROTATED elements are rotated, further pairs
+    have the frequency 0.
     """
     wait_then_start_next(STARTS_EARLY)
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
@@ -41,18 +43,24 @@ def rotated_heads_kernel(
     if loc_T is not None:
         slot = tl.load(loc_T + row, eviction_policy=KEPT_IN_L2)
         is_slot = (slot >= 0) & (slot < slots)
-    place = head[:, None] * (2 * HALF) + lane[None, :]
-    begin = qkv + row * (QUERY_HEADS + 2 * KEY_HEADS) * 2 * HALF + place
-    first = sum_of_parts(begin, size, inside, PARTS, query.dtype.element_ty)
-    second = sum_of_parts(begin + HALF, size, inside, PARTS, query.dtype.element_ty)
+    one_of_pair, other = pair_offsets(lane, HALF, ROTATED)
+    source, columns = head, QUERY_HEADS + 2 * KEY_HEADS
+    if GATED:
+        source = head + tl.minimum(head, QUERY_HEADS)
+        columns += QUERY_HEADS
+    begin = qkv + row * columns * 2 * HALF + source[:, None] * (2 * HALF)
+    first = sum_of_parts(begin + one_of_pair[None, :], size, inside, PARTS, query.dtype.element_ty)
+    second = sum_of_parts(begin + other[None, :], size, inside, PARTS, query.dtype.element_ty)
     if first_head < QUERY_HEADS + KEY_HEADS:
         if first_head < QUERY_HEADS:
             if query_weight is not None:
-                first, second = _normalised_pair(first, second, query_weight, eps, lane, HALF)
+                first, second = _normalised_pair(
+                    first, second, query_weight, eps, lane, HALF, ROTATED
+                )
         elif key_weight is not None:
-            first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF)
+            first, second = _normalised_pair(first, second, key_weight, eps, lane, HALF, ROTATED)
         frequency = tl.load(
-            inverse_frequencies + lane, mask=lane < HALF, other=0.0, eviction_policy=KEPT_IN_L2
+            inverse_frequencies + lane, mask=lane < ROTATED, other=0.0, eviction_policy=KEPT_IN_L2
         )
         position = tl.load(positions + row, eviction_policy=KEPT_IN_L2)
         angle = position.to(tl.float32) * frequency
@@ -68,42 +76,58 @@ def rotated_heads_kernel(
             dtype
         )
     if first_head < QUERY_HEADS:
-        out = query + row * QUERY_HEADS * 2 * HALF + place
-        tl.store(out, first, mask=inside)
-        tl.store(out + HALF, second, mask=inside)
+        out = query + row * QUERY_HEADS * 2 * HALF + head[:, None] * (2 * HALF)
+        tl.store(out + one_of_pair[None, :], first, mask=inside)
+        tl.store(out + other[None, :], second, mask=inside)
     elif first_head < QUERY_HEADS + KEY_HEADS:
         _store_pairs(
             key + slot * KEY_SLOT, key_scale_M, head - QUERY_HEADS, first, second,
-            inside & is_slot, lane, HALF, IS_FP8,
+            inside & is_slot, lane, HALF, ROTATED, IS_FP8,
         )  # fmt: skip
     else:
         _store_pairs(
             value + slot * VALUE_SLOT, value_scale_M, head - QUERY_HEADS - KEY_HEADS, first, second,
-            inside & is_slot, lane, HALF, IS_FP8,
+            inside & is_slot, lane, HALF, ROTATED, IS_FP8,
         )  # fmt: skip
 
 
 @triton.jit
 def _store_pairs(
-    heads, scale_M, head, first, second, inside, lane, HALF: tl.constexpr, IS_FP8: tl.constexpr
-):
+    heads, scale_M, head, first, second, inside, lane, HALF: tl.constexpr, ROTATED: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):  # fmt: skip
     """Store heads that are held as two halves, in the dtype of a cache."""
     if IS_FP8:
         first = scaled(first, scale_M, head[:, None], inside)
         second = scaled(second, scale_M, head[:, None], inside)
-    out = heads + head[:, None] * (2 * HALF) + lane[None, :]
-    tl.store(out, first.to(heads.dtype.element_ty), mask=inside)
-    tl.store(out + HALF, second.to(heads.dtype.element_ty), mask=inside)
+    out = heads + head[:, None] * (2 * HALF)
+    one, other = pair_offsets(lane, HALF, ROTATED)
+    tl.store(out + one[None, :], first.to(heads.dtype.element_ty), mask=inside)
+    tl.store(out + other[None, :], second.to(heads.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _normalised_pair(first, second, weight, eps, lane, HALF: tl.constexpr):
+def pair_offsets(lane, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """Return the places of the elements of pairs in a head."""
+    if ROTATED != HALF:
+        one = tl.where(lane < ROTATED, lane, lane + ROTATED)
+        other = tl.where(lane < ROTATED, lane + ROTATED, lane + HALF)
+    else:
+        one, other = lane, lane + HALF
+    return one, other
+
+
+@triton.jit
+def _normalised_pair(
+    first, second, weight, eps, lane, HALF: tl.constexpr, ROTATED: tl.constexpr
+):  # fmt: skip
     """Normalise heads that are held as two halves."""
     one, two = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(one * one + two * two, 1) / (2 * HALF) + eps)[:, None]
     inside = lane < HALF
-    of_first = tl.load(weight + lane, mask=inside, other=0.0)[None, :]
-    of_second = tl.load(weight + HALF + lane, mask=inside, other=0.0)[None, :]
+    one_of_pair, other = pair_offsets(lane, HALF, ROTATED)
+    of_first = tl.load(weight + one_of_pair, mask=inside, other=0.0)[None, :]
+    of_second = tl.load(weight + other, mask=inside, other=0.0)[None, :]
     return normalised(first, scale, of_first), normalised(second, scale, of_second)
 
 
@@ -137,7 +161,8 @@ def _launch_heads(
         query=query, key=key, value=value, size=rows * columns, PARTS=math.prod(parts),
         QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
         HEADS=heads, BLOCK=block, KEY_SLOT=key.stride(0), VALUE_SLOT=value.stride(0),
-        IS_FP8=key.dtype == FP8, num_warps=max(1, heads // 2), **others,
+        IS_FP8=key.dtype == FP8, ROTATED=args.rotated // 2 or half, GATED=args.gated,
+        num_warps=max(1, heads // 2), **others,
     )  # fmt: skip
 
 
