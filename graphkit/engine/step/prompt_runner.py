@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch.nn.functional import pad
@@ -79,6 +81,7 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         self._target_step = target.step
         can_skip = getattr(target.attention, "skips_absent_rows", False)
         self._most_requests = min(context.sizes.max_batch_size, MOST_REQUESTS) if can_skip else 1
+        self._longest = context.sizes.max_context_len
         super().__init__(
             self._prefill,
             inputs=PromptInputs,
@@ -128,13 +131,34 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
     def tokens_within(self, microseconds: float) -> int:
         """Return the most tokens whose graph runs in a time, or 0 without such a graph.
 
-        Waits for the device. Pads run, without attention: the times are those of short prompts.
+        Waits for the device. Prompts of the row of pads run: attention and scans of recurrent
+        layers take as long as for prompts that begin.
         """
         if self.status != "captured":
             return 0
-        with self.without_stats(), self.buffers.replays_of_pads():
-            times = {size: self.backend.measure(graph) for size, graph in self.graphs.items()}
+        with self.without_stats():
+            times = {}
+            for size in self.graphs:
+                inputs = self.prompts_of_pads(size)
+                if len(inputs.positions) == size:
+                    replay = SimpleNamespace(replay=partial(self.replay, inputs))
+                    times[size] = self.backend.measure(replay)
         return max((size for size, time in times.items() if time <= microseconds), default=0)
+
+    def prompts_of_pads(self, size: int) -> PromptInputs:
+        """Return prompts of row 0 with so many tokens, or as many as the requests may have."""
+        longest = self._longest
+        lengths = [min(longest, size - begin) for begin in range(0, size, longest)]
+        lengths = lengths[: self._most_requests]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        zeros = torch.zeros_like(positions)
+        counts = torch.zeros(len(zeros), dtype=torch.int32)
+        chunk_lengths = counts.clone()
+        chunk_lengths[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32)
+        return PromptInputs(
+            input_ids=zeros, positions=positions, out_cache_loc=zeros, req_pool_indices=zeros,
+            seq_lens=counts, chunk_lengths=chunk_lengths,
+        )  # fmt: skip
 
     def holds(self, batch: PrefillBatch) -> bool:
         """Return whether a graph can run a batch."""
