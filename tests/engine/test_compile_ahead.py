@@ -66,6 +66,7 @@ def stood_in(monkeypatch, tmp_path):
 def text_of(backend, algorithm, options):
     engine = gk.models.reference_engine(
         algorithm,
+        num_steps=3,
         device="cpu",
         backend=backend,
         attention=TritonAttention,

@@ -275,8 +275,8 @@ def test_texts_and_accept_lengths_are_those_of_plain_loops(case, target, tmp_pat
     loaded = with_draft(target, DFlashDraft(head))
     width = BLOCK + head.options.sample_from_anchor
     options = {
-        "max_batch_size": 4, "max_context_len": CONTEXT, "batch_sizes": [4],
-        "chunked_prefill_size": 6,
+        "num_steps": loaded.spec().num_steps, "max_batch_size": 4, "max_context_len": CONTEXT,
+        "batch_sizes": [4], "chunked_prefill_size": 6,
     }  # fmt: skip
     with loaded.engine(algorithm="NONE", **options) as engine:
         sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS + width)

@@ -86,8 +86,9 @@ def test_a_head_with_a_reduced_vocabulary_is_lossless(
 ):
     prompts, texts = plain_texts
     engine = models.engine(
-        topk=topk, page_size=page_size, max_batch_size=3, max_context_len=64, batch_sizes=[3],
-        generation=generation, attention=TritonAttention if device == "cuda" else SdpaAttention,
+        num_steps=3, topk=topk, page_size=page_size, max_batch_size=3, max_context_len=64,
+        batch_sizes=[3], generation=generation,
+        attention=TritonAttention if device == "cuda" else SdpaAttention,
     )  # fmt: skip
     with engine:
         eager = engine.generate(prompts, SamplingParams(max_new_tokens=NEW))

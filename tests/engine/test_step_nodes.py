@@ -38,7 +38,7 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::constant_pad_nd", "graphkit::linea
 def step_nodes(algorithm, topk, device):
     """Return the nodes of a step at batch size 2."""
     engine = reference_engine(
-        algorithm, topk=topk, generation="v3", max_context_len=64, max_batch_size=2,
+        algorithm, num_steps=3, topk=topk, generation="v3", max_context_len=64, max_batch_size=2,
         batch_sizes=[2], device=device,
     )  # fmt: skip
     (runner,) = engine.runners

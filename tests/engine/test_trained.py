@@ -124,7 +124,7 @@ def check_accept_lengths(algorithm, prompts, generations):
     assert len({length for lengths in expected for length in lengths}) > 2
     for generation, chunk in generations.items():
         with model.engine(
-            max_context_len=192, max_batch_size=8,
+            num_steps=3, max_context_len=192, max_batch_size=8,
             batch_sizes=[8], generation=generation, chunked_prefill_size=chunk,
         ) as engine:  # fmt: skip
             if generation == "v3":
@@ -149,7 +149,7 @@ def test_trees_do_not_change_the_text(excerpts, device, algorithm):
     options = {"max_context_len": 160, "batch_sizes": [8], "device": device}
     with reference_engine("NONE", **options) as engine:
         expected = outputs(engine.generate(prompts, sampling))
-    with reference_engine(algorithm, topk=2, **options) as engine:
+    with reference_engine(algorithm, num_steps=3, topk=2, **options) as engine:
         eager = engine.generate(prompts, sampling)
         engine.capture()
         captured = engine.generate(prompts, sampling)

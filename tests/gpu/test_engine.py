@@ -29,7 +29,8 @@ def make_engine():
     engines = []
 
     def make(algorithm="EAGLE", **options):
-        options = {"max_context_len": 256, "batch_sizes": [2, 4], "max_batch_size": 4} | options
+        sizes = {"max_context_len": 256, "batch_sizes": [2, 4], "max_batch_size": 4}
+        options = {"num_steps": 3, **sizes} | options
         engine = reference_engine(algorithm, **{"device": "cuda", **options})
         engines.append(engine)
         engine.capture()

@@ -23,7 +23,12 @@ def drafted(request, tmp_path_factory):
 def check_text(loaded, topk, generation):
     """Compare captured text with that of transformers."""
     with loaded.engine(
-        topk=topk, max_batch_size=4, max_context_len=64, batch_sizes=[4], generation=generation
+        num_steps=3,
+        topk=topk,
+        max_batch_size=4,
+        max_context_len=64,
+        batch_sizes=[4],
+        generation=generation,
     ) as engine:
         engine.capture()
         requests = engine.generate(PROMPTS, gk.SamplingParams(max_new_tokens=NEW_TOKENS))

@@ -21,7 +21,12 @@ TOKENS = 64
 def test_text_is_that_of_the_dequantised_weights_in_float32(quantize, generation):
     model = reference_model("EAGLE3", device="cuda", quantize=quantize)
     ids = list(ByteTokenizer().encode(PROMPT))
-    options = {"max_batch_size": 2, "generation": generation, "bos_token_id": END_OF_TEXT}
+    options = {
+        "num_steps": 3,
+        "max_batch_size": 2,
+        "generation": generation,
+        "bos_token_id": END_OF_TEXT,
+    }
     with model.engine(**options) as engine:
         engine.capture()
         (request,) = engine.generate([ids], gk.SamplingParams(max_new_tokens=TOKENS))

@@ -23,7 +23,7 @@ def loaded(tmp_path_factory):
 
 
 def texts(loaded, sampling, **options):
-    sizes = {"max_batch_size": 3, "max_context_len": 64, "batch_sizes": [3]}
+    sizes = {"num_steps": 3, "max_batch_size": 3, "max_context_len": 64, "batch_sizes": [3]}
     with loaded.engine(**sizes | options) as engine:
         engine.capture()
         return [each.output_ids for each in engine.generate(PROMPTS, sampling)]

@@ -43,6 +43,7 @@ def loaded(request, tmp_path_factory):
 
 
 def texts(loaded, sampling, **options):
+    options.setdefault("num_steps", loaded.spec(options.get("algorithm")).num_steps)
     with loaded.engine(max_batch_size=4, max_context_len=64, batch_sizes=[4], **options) as engine:
         engine.capture()
         requests = engine.generate(PROMPTS, sampling)

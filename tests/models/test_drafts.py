@@ -26,6 +26,7 @@ def loaded(request, tmp_path_factory):
 
 def texts(loaded, *sampling, **options):
     """Return the tokens of each prompt, for each of some sampling parameters."""
+    options.setdefault("num_steps", loaded.spec(options.get("algorithm")).num_steps)
     with loaded.engine(max_batch_size=4, max_context_len=64, batch_sizes=[4], **options) as engine:
         engine.capture()
         found = [
@@ -61,8 +62,8 @@ def test_the_text_does_not_depend_on_the_draft_model(loaded, expected, generatio
 def test_small_pools_preempt_requests_and_change_no_text(loaded, expected, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_CHECK", "1")
     with loaded.engine(
-        max_batch_size=3, max_context_len=64, batch_sizes=[3], kv_slots=63, page_size=4,
-        generation="v3", steps_per_launch=1,
+        num_steps=loaded.spec().num_steps, max_batch_size=3, max_context_len=64,
+        batch_sizes=[3], kv_slots=63, page_size=4, generation="v3", steps_per_launch=1,
     ) as engine:  # fmt: skip
         engine.capture()
         assert engine.memory.total_slots == 64
@@ -218,3 +219,44 @@ def test_more_steps_than_mtp_layers_are_refused(mtp_chain, num_steps):
 @pytest.fixture(scope="module")
 def mtp_chain(tmp_path_factory):
     return CASES["mtp-chain"](tmp_path_factory.mktemp("chain"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lengths", "widths"),
+    [
+        ({}, (0, 1, 3), (1, 2, 4)),
+        ({"algorithm": "NONE"}, 0, 1),
+        ({"topk": 2}, (0, 1, 3), (1, 3, 8)),
+        ({"topk": 8}, (0, 3), (1, 8)),
+        ({"num_draft_tokens": 2}, (0, 3), (1, 2)),
+        ({"num_draft_tokens": 1}, 3, 1),
+        ({"num_steps": 3}, 3, 4),
+        ({"num_steps": (0, 2)}, (0, 2), (1, 3)),
+    ],
+    ids=str,
+)
+def test_an_engine_chooses_its_draft_lengths_unless_one_is_given(settings, lengths, widths):
+    loaded = models.load(small_model("llama"), device="cpu", check=False)
+    with loaded.engine(max_batch_size=2, max_context_len=64, **settings) as engine:
+        assert (engine.spec.num_steps, engine.spec.num_draft_tokens) == (lengths, widths)
+
+
+@pytest.mark.parametrize("has_lengths", [True, False])
+def test_a_draft_model_of_one_length_drafts_it_or_nothing(mtp_chain, monkeypatch, has_lengths):
+    monkeypatch.setattr(type(mtp_chain.draft), "has_lengths", has_lengths)
+    assert mtp_chain.engine_spec().num_steps == ((0, 1, 3) if has_lengths else (0, 3))
+    assert mtp_chain.engine_spec("NGRAM").num_steps == (0, 1, 3)
+
+
+def test_chosen_lengths_capture_four_bodies_per_size():
+    """The three lengths, and a plain step that catches up; greedy and sampled."""
+    loaded = models.load(small_model("llama"), device="cpu", check=False)
+    bodies = {}
+    for settings in ({}, {"num_steps": 3}):
+        with loaded.engine(
+            max_batch_size=2, max_context_len=64, batch_sizes=[1, 2], generation="v3", **settings
+        ) as engine:
+            record = engine.runners[0].capture()
+            loops = record.modes[0].loops
+            bodies[bool(settings)] = [len(loop.bodies) for loop in loops]
+    assert bodies == {False: [8, 8], True: [2, 2]}

@@ -51,7 +51,12 @@ def test_the_text_is_that_of_transformers(loaded, algorithm):
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_captured_loops_give_the_text_of_transformers(loaded, topk):
     with loaded.engine(
-        topk=topk, max_batch_size=4, max_context_len=64, batch_sizes=[4], generation="v3"
+        num_steps=3,
+        topk=topk,
+        max_batch_size=4,
+        max_context_len=64,
+        batch_sizes=[4],
+        generation="v3",
     ) as engine:
         engine.capture()
         requests = engine.generate(PROMPTS, gk.SamplingParams(max_new_tokens=NEW_TOKENS))

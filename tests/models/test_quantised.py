@@ -40,7 +40,9 @@ def test_int8_of_torchao_runs_captured(tmp_path, activations):
     assert type(projection.weight) is not nn.Parameter, "quantised"
     assert not any(name.endswith("proj") for name in loaded.layout.replaced)
     assert "model.norm" in loaded.layout.replaced
-    with loaded.engine(max_batch_size=2, max_context_len=64, generation="v3") as engine:
+    with loaded.engine(
+        num_steps=3, max_batch_size=2, max_context_len=64, generation="v3"
+    ) as engine:
         engine.capture()
         (request,) = engine.generate([PROMPT], gk.SamplingParams(max_new_tokens=8))
         assert all(not runner.stats.fallbacks for runner in engine.runners)

@@ -36,7 +36,8 @@ def dequantized(model):
 
 def generated(loaded, prompt=PROMPT, **options):
     """Return the tokens of a prompt from captured steps."""
-    with loaded.engine(max_batch_size=2, max_context_len=64, generation="v3", **options) as engine:
+    sizes = {"num_steps": 3, "max_batch_size": 2, "max_context_len": 64}
+    with loaded.engine(generation="v3", **sizes | options) as engine:
         engine.capture()
         (request,) = engine.generate([prompt], gk.SamplingParams(max_new_tokens=8))
         assert all(not runner.stats.fallbacks for runner in engine.runners)

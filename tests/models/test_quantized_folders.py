@@ -41,7 +41,9 @@ def test_text_and_logits_are_those_of_the_dequantised_model(tmp_path, name):
     got = loaded.original(ids).logits
     torch.testing.assert_close(got, expected(ids).logits, rtol=1e-4, atol=1e-4)
     assert "one product of" in str(loaded.layout.replaced)
-    with loaded.engine(max_batch_size=2, max_context_len=64, generation="v3") as engine:
+    with loaded.engine(
+        num_steps=3, max_batch_size=2, max_context_len=64, generation="v3"
+    ) as engine:
         engine.capture()
         (request,) = engine.generate([PROMPT], gk.SamplingParams(max_new_tokens=8))
         assert all(not runner.stats.fallbacks for runner in engine.runners)

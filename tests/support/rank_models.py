@@ -156,8 +156,8 @@ PROMPTS = ("def __init__(self", "import os\nimport ", "for i in range(", "class 
 def generated(generation, group, steps_per_launch=16):
     """Return what an engine generates: two requests run, two wait, and one of each is aborted."""
     engine = reference_engine(
-        "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
-        generation=generation, group=group, steps_per_launch=steps_per_launch,
+        "EAGLE", num_steps=3, max_batch_size=2, max_context_len=160, batch_sizes=[1, 2],
+        device=rank_device(), generation=generation, group=group, steps_per_launch=steps_per_launch,
     )  # fmt: skip
     with engine:
         engine.capture()
@@ -214,8 +214,8 @@ def loop_on_all_ranks(*, one_shot=False):
     """Loops of all ranks end after the same step, also if one host stops one or does not read."""
     group = rank_group(same_batch=True, one_shot=one_shot)
     runner = reference_engine(
-        "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
-        generation="v3", steps_per_launch=2, group=group,
+        "EAGLE", num_steps=3, max_batch_size=2, max_context_len=160, batch_sizes=[1, 2],
+        device=rank_device(), generation="v3", steps_per_launch=2, group=group,
     ).runners[0]  # fmt: skip
     runner.capture()
     runner.spec_step.context.req_to_token[1:3] = torch.arange(1, 321).view(2, 160)

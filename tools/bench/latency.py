@@ -35,7 +35,7 @@ def traffic(generation: str, bursts: int, device: torch.device) -> dict[str, lis
     random = np.random.default_rng(0)
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     engine = reference_engine(
-        "EAGLE", max_batch_size=RUNNING, max_context_len=CONTEXT, device=device,
+        "EAGLE", num_steps=3, max_batch_size=RUNNING, max_context_len=CONTEXT, device=device,
         generation=generation, chunked_prefill_size=BUDGET, batch_sizes=[RUNNING // 2, RUNNING],
     )  # fmt: skip
     sampling = gk.SamplingParams(max_new_tokens=NEW)

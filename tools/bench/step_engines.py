@@ -38,7 +38,8 @@ def measured_engine(
     """Open an engine over the reference models for a block."""
     size = setting.batch_size
     with reference_engine(
-        topk=setting.topk, max_batch_size=size, batch_sizes=[size], max_context_len=CONTEXT,
+        num_steps=3, topk=setting.topk, max_batch_size=size, batch_sizes=[size],
+        max_context_len=CONTEXT,
         device=device, generation=variant.generation, steps_per_launch=variant.steps_per_launch,
     ) as engine:  # fmt: skip
         yield MeasuredEngine(engine, variant, prompts(size), WARM_UP_STEPS)

@@ -30,7 +30,9 @@ def test_trained_drafts_are_accepted_as_often(algorithm, dtype):
     sizes = {"max_batch_size": len(prompts), "max_context_len": 160, "device": "cpu"}
     found = {}
     for kv_dtype in (None, FP8):
-        with reference_engine(algorithm, dtype=dtype, kv_dtype=kv_dtype, **sizes) as engine:
+        with reference_engine(
+            algorithm, num_steps=3, dtype=dtype, kv_dtype=kv_dtype, **sizes
+        ) as engine:
             engine.capture()
             texts = [each.output_ids for each in engine.generate(prompts, params)]
             found[kv_dtype] = texts, engine.stats.accept_length
@@ -56,7 +58,12 @@ def test_accept_lengths_are_those_of_bfloat16(algorithm):
     lengths = []
     for kv_dtype in (None, FP8):
         with reference_engine(
-            algorithm, dtype=torch.bfloat16, kv_dtype=kv_dtype, max_batch_size=8, device="cuda"
+            algorithm,
+            num_steps=3,
+            dtype=torch.bfloat16,
+            kv_dtype=kv_dtype,
+            max_batch_size=8,
+            device="cuda",
         ) as engine:
             engine.capture()
             engine.generate(prompts, gk.SamplingParams(max_new_tokens=64))
