@@ -177,7 +177,7 @@ class Schedule:
         batch: RunningBatch,
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
-        is_prefilling: bool,  # noqa: ARG002
+        is_prefilling: bool,
     ) -> None:
         """Run at least one step for the running requests, after ``make_room``.
 
@@ -186,6 +186,8 @@ class Schedule:
             is_anyone_waiting: Whether a request waits for another one to end.
             is_prefilling: Whether a prompt is to be continued before the next step.
         """
+        if is_prefilling and self._lengths is not None:  # a prompt ran since the step before
+            self._lengths.pause()
         self._slots.take(1)
         self._enqueue(batch)
         self._deliver(len(self._pending) - 1)

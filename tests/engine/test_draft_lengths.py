@@ -11,6 +11,7 @@ from draft_choices import choices_of, force_lengths, force_variant
 from engine_runs import finish, outputs, refuses, submit_all
 from graphkit.engine import Drafter, NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError
+from graphkit.ops import draft_length
 
 GENERATIONS = ["v1", "v2", "v3"]
 every_generation = pytest.mark.parametrize("generation", GENERATIONS)
@@ -238,3 +239,33 @@ def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     assert drafted[3] - accepted[4] <= 3
     known = task.expected[0]
     assert (first.output_ids[: len(known)], len(first.output_ids)) == (known, 40)
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_prompts_between_steps_do_not_count_as_time_of_steps(
+    make_engine, task, generation, monkeypatch
+):
+    """The host's clock times the steps that follow each other."""
+    engine = make_engine(
+        "EXACT", num_steps=(0, 3), generation=generation, batch_sizes=[2], max_batch_size=2,
+        chunked_prefill_size=1,
+    )  # fmt: skip
+    engine.capture()
+    choices, now = choices_of(engine), [1]
+    known = choices.times.clone()
+    monkeypatch.setattr(choices, "_times_steps", True)
+    monkeypatch.setattr(draft_length, "clock_ns", lambda: now[0])
+    longest = max(task.prompts, key=len)
+    engine.submit(task.prompts[0], SamplingParams(max_new_tokens=60))
+    for _ in range(len(task.prompts[0])):
+        engine.step()
+    joining = engine.submit(longest, SamplingParams(max_new_tokens=1))
+    for _ in range(5):
+        now[0] += 10**12
+        engine.step()
+    assert torch.equal(choices.times, known)
+    engine.abort(joining)
+    for _ in range(4):
+        now[0] += 10**12
+        engine.step()
+    assert (choices.times > known).any(), "steps that follow each other are timed"
