@@ -151,35 +151,51 @@ def launch_causal_conv(args: Any, out: torch.Tensor) -> None:
 
 
 @triton.jit
-def key_vector(pointer, lane, KEYS: tl.constexpr, NORMALISE: tl.constexpr):
-    """Return a key or query in float32, zeros behind its end."""
-    vector = tl.load(pointer + lane, mask=lane < KEYS, other=0.0).to(tl.float32)
+def key_vector(vector, NORMALISE: tl.constexpr):
+    """Return a loaded key or query in float32."""
+    vector = vector.to(tl.float32)
     if NORMALISE:
         vector = vector / tl.sqrt(tl.sum(vector * vector, 0) + 1e-6)
     return vector
 
 
 @triton.jit
+def loaded_row(
+    query, key, value, decay, beta, token, exists, head, group, k, v, decay_column, beta_column,
+    query_row, query_head, key_row, key_head, value_row, value_head, decay_row, beta_row,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return what a row has of a head, as it is stored; zeros if it does not exist."""
+    inside_k, inside_v = (k < KEYS) & exists, (v < VALUES) & exists
+    queries = tl.load(query + token * query_row + group * query_head + k, mask=inside_k, other=0.0)
+    keys = tl.load(key + token * key_row + group * key_head + k, mask=inside_k, other=0.0)
+    values = tl.load(value + token * value_row + head * value_head + v, mask=inside_v, other=0.0)
+    if KIND == 0:
+        logs = tl.load(decay + token * decay_row + decay_column, mask=exists, other=0.0)
+    elif KIND == 1:
+        logs = tl.load(decay + token * decay_row + head * KEYS + k, mask=inside_k, other=0.0)
+    else:
+        logs = tl.load(decay + token * decay_row + head * VALUES + v, mask=inside_v, other=0.0)
+    betas = logs  # a loop cannot carry None
+    if beta is not None:
+        betas = tl.load(beta + token * beta_row + beta_column, mask=exists, other=0.0)
+    return queries, keys, values, logs, betas
+
+
+@triton.jit
 def decay_of(
-    decay, bias, weight, columns, token, head, k, v, least, most, row_stride,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr, LOG_WEIGHT: tl.constexpr,
+    logs, bias, weight, head, v, least, most, VALUES: tl.constexpr, KIND: tl.constexpr,
+    LOG_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Return the logarithm of a decay, and the time step, in the shape of their kind.
 
     KIND is 0 for one decay of a head, 1 for one of each key, and 2 for one of each value.
     """
-    if KIND == 0:
-        column = head if columns is None else tl.load(columns + head)
-        logs = tl.load(decay + token * row_stride + column).to(tl.float32)
-        if bias is not None:
+    logs = logs.to(tl.float32)
+    if bias is not None:
+        if KIND == 0:
             logs += tl.load(bias + head).to(tl.float32)
-    elif KIND == 1:
-        logs = tl.load(decay + token * row_stride + head * KEYS + k, mask=k < KEYS, other=0.0)
-        logs = logs.to(tl.float32)
-    else:
-        place = decay + token * row_stride + head * VALUES + v
-        logs = tl.load(place, mask=v < VALUES, other=0.0).to(tl.float32)
-        if bias is not None:
+        elif KIND == 2:
             logs += tl.load(bias + head * VALUES + v, mask=v < VALUES, other=0.0).to(tl.float32)
     step = logs
     if weight is not None:
@@ -226,6 +242,20 @@ def linear_scan_kernel(
         if request == 0:
             tl.store(kept_weight + head * KEYS * VALUES + tile, loaded, mask=inside)
         weights = loaded.to(tl.float32)
+    decay_column, beta_column = head, head
+    if decay_columns is not None:
+        decay_column = tl.load(decay_columns + head)
+    if beta_columns is not None:
+        beta_column = tl.load(beta_columns + head)
+    # A row is loaded before the one before it is computed, the first one beside the state.
+    following = tl.full((), 0, tl.int64)
+    if order is not None:
+        following = tl.load(order + request * nodes, mask=count > 0, other=0)
+    queries, keys, values, loaded_logs, betas = loaded_row(
+        query, key, value, decay, beta, first + following, count > 0, head, group, k, v,
+        decay_column, beta_column, query_row, query_head, key_row, key_head, value_row,
+        value_head, decay_row, beta_row, KEYS, VALUES, KIND,
+    )  # fmt: skip
     initial, slot = current_tile(
         states, updates, weights, pending, row, group, head, k, v, tile, inside, HEADS, GROUPS,
         KEYS, VALUES, WIDTH, UPDATE, KIND,
@@ -238,10 +268,18 @@ def linear_scan_kernel(
     state = initial
     before = tl.full((), -1, tl.int64)
     for place in range(count):
-        node = tl.cast(place, tl.int64)
-        if order is not None:
-            node = tl.load(order + request * nodes + place)
+        node = following
         token = first + node
+        reader, vector, given, logs, factor = queries, keys, values, loaded_logs, betas
+        has_next = place + 1 < count
+        following = node + 1
+        if order is not None:
+            following = tl.load(order + request * nodes + place + 1, mask=has_next, other=0)
+        queries, keys, values, loaded_logs, betas = loaded_row(
+            query, key, value, decay, beta, first + following, has_next, head, group, k, v,
+            decay_column, beta_column, query_row, query_head, key_row, key_head, value_row,
+            value_head, decay_row, beta_row, KEYS, VALUES, KIND,
+        )  # fmt: skip
         parent = node - 1
         if parents is not None:
             parent = tl.load(parents + request * nodes + node)
@@ -259,36 +297,33 @@ def linear_scan_kernel(
                     while left > 1:
                         above = tl.load(parents + request * nodes + above)
                         left -= 1
-                    other = first + above
-                    logs, _ = decay_of(
-                        decay, decay_bias, decay_weight, decay_columns, other, head, k, v, least,
-                        most, decay_row, KEYS, VALUES, KIND, LOG_WEIGHT,
+                    _, above_key, _, above_logs, _ = loaded_row(
+                        query, key, value, decay, None, first + above, above >= 0, head, group, k,
+                        v, decay_column, beta_column, query_row, query_head, key_row, key_head,
+                        value_row, value_head, decay_row, beta_row, KEYS, VALUES, KIND,
                     )  # fmt: skip
-                    vector = key_vector(
-                        key + other * key_row + group * key_head, k, KEYS, NORMALISE
-                    )
+                    above_logs, _ = decay_of(
+                        above_logs, decay_bias, decay_weight, head, v, least, most, VALUES, KIND,
+                        LOG_WEIGHT,
+                    )  # fmt: skip
                     kept = updates + (nodes_of_row + above) * UPDATE + GROUPS * KEYS + head * VALUES
                     added = tl.load(kept + v, mask=inside_v, other=0.0)
-                    state = decayed(state, as_tile(logs, KIND), weights)
-                    state = extended(state, vector, added, dtype).to(tl.float32)
+                    state = decayed(state, as_tile(above_logs, KIND), weights)
+                    above_key = key_vector(above_key, NORMALISE)
+                    state = extended(state, above_key, added, dtype).to(tl.float32)
                     depth -= 1
             before = node
         logs, step = decay_of(
-            decay, decay_bias, decay_weight, decay_columns, token, head, k, v, least, most,
-            decay_row, KEYS, VALUES, KIND, LOG_WEIGHT,
-        )  # fmt: skip
-        vector = key_vector(key + token * key_row + group * key_head, k, KEYS, NORMALISE)
-        reader = key_vector(query + token * query_row + group * query_head, k, KEYS, NORMALISE)
-        given = tl.load(
-            value + token * value_row + head * value_head + v, mask=inside_v, other=0.0
-        ).to(tl.float32)
+            logs, decay_bias, decay_weight, head, v, least, most, VALUES, KIND, LOG_WEIGHT
+        )
+        vector, reader = key_vector(vector, NORMALISE), key_vector(reader, NORMALISE)
+        given = given.to(tl.float32)
         added = given
         if (decay_weight is not None) and (beta is None):
             added = given * step
         state = decayed(state, as_tile(logs, KIND), weights)
         if beta is not None:
-            column = head if beta_columns is None else tl.load(beta_columns + head)
-            factor = tl.load(beta + token * beta_row + column).to(tl.float32)
+            factor = factor.to(tl.float32)
             if IS_SIGMOID:
                 factor = beta_scale / (1.0 + tl.exp(-factor))
             added = factor * (added - tl.sum(state * vector[:, None], 0))
