@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
+
+import torch
 
 from graphkit.graphs.backend import Backend
 from graphkit.graphs.capture_failure import CaptureFailure
@@ -148,7 +151,10 @@ def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> i
         return 0  # of the program, which decides when to wait
     began = time.perf_counter()
     workers = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(workers, "graphkit-compile") as pool, _compiling(pool) as compiled:
+    with (
+        ThreadPoolExecutor(workers, "graphkit-compile") as pool,
+        _compiling(pool, backend.device) as compiled,
+    ):
         for function in functions:
             try:
                 backend.warm_up(function)
@@ -167,7 +173,7 @@ def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> i
 
 
 @contextmanager
-def _compiling(pool: Executor) -> Iterator[set[str]]:
+def _compiling(pool: Executor, device: torch.device) -> Iterator[set[str]]:
     """Compile the kernels of ops that a block runs, and yield the keys of those.
 
     A kernel that cannot be compiled raises its error when it is launched.
@@ -186,7 +192,7 @@ def _compiling(pool: Executor) -> Iterator[set[str]]:
             finish(kernel)
             return kernel
         submitted.add(key)
-        return submit(key, compile_kernel, finish)
+        return submit(key, partial(_compiled, compile_kernel, device), finish)
 
     def request(
         kernel: Any, grid: tuple[int, ...], args: list[Any], options: dict[str, Any]
@@ -197,6 +203,18 @@ def _compiling(pool: Executor) -> Iterator[set[str]]:
     mode.submit = load_or_submit
     with KernelRequests(request).collected(), mode:
         yield submitted
+
+
+def _compiled(compile_kernel: Callable[[], Any], device: torch.device) -> Any:
+    """Return a compiled kernel that a device has loaded.
+
+    Triton 3.6 calls a C compiler for the function that launches a kernel, when it is first needed.
+    """
+    kernel = compile_kernel()
+    if device.type == "cuda":
+        with suppress(Exception), torch.cuda.device(device):  # a launch raises it
+            _ = kernel.run
+    return kernel
 
 
 def _is_stored(key: str) -> bool:

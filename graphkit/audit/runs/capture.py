@@ -242,7 +242,8 @@ def _capture_step(
 ) -> _ModeCapture:
     """Capture the whole step of an engine, and check its sizes and its loops."""
     runner, requests = step.runner, step.runs()
-    compile_ahead(runner.capturing_backend(), [requests.admit])
+    few = step.runs(2)  # a sampled request and a greedy one
+    compile_ahead(runner.capturing_backend(), [few.admit])
     requests.admit()
     captured, loops = _ModeCapture(runner, step.batch, compare_steps, attribution, progress), []
     for loop in captured.record.loops:
