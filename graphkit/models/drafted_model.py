@@ -141,7 +141,9 @@ class DraftedModel:
         """
         name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
         if num_steps is None:
-            num_steps = (self._draft_named(name) or DraftModel).num_steps
+            num_steps = DraftModel.num_steps
+            if self.draft is not None and name == self.draft.algorithm:
+                num_steps = self.draft.num_steps
         return default_spec(
             _SPEC_NAMES.get(name, name),
             num_steps,
@@ -160,9 +162,9 @@ class DraftedModel:
     ) -> SpecConfig:
         """Return the settings of an engine that chooses the draft length of each step.
 
-        Its lengths are 0, 1 and that of ``spec``. There is no length 1 if the drafter has one
-        length, as that of DFLASH, or if it has as many nodes as the longest. There is one length,
-        that of ``spec``, if a verify has one node, and with ranks that run no loops.
+        Its lengths are 0, 1 and that of ``spec``, without 1 if it has as many nodes as the longest.
+        There is one length, that of ``spec``, if a verify has one node, and with ranks that run no
+        loops.
 
         Args:
             algorithm: As for ``spec``, like the next three.
@@ -178,15 +180,8 @@ class DraftedModel:
         has_loops = self.group is None or not self.group.no_loop_reason
         if not longest or width < 2 or not has_loops:
             return spec
-        draft = self._draft_named(self.algorithm if algorithm is None else algorithm.upper())
-        has_short = longest > 1 and 1 + topk < width and (draft is None or draft.has_lengths)
-        lengths = (0, 1, longest) if has_short else (0, longest)
+        lengths = (0, 1, longest) if longest > 1 and 1 + topk < width else (0, longest)
         return self.spec(algorithm, lengths, topk, width, page_size)
-
-    def _draft_named(self, algorithm: str) -> DraftModel | None:
-        """Return the draft model if it drafts for an algorithm."""
-        draft = self.draft
-        return draft if draft is not None and draft.algorithm == algorithm else None
 
     @property
     def _models(self) -> list[PreTrainedModel]:

@@ -7,6 +7,7 @@ import torch
 from transformers import Qwen3Config
 
 import graphkit as gk
+from draft_choices import force_variant
 from graphkit import models
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
@@ -59,6 +60,24 @@ def test_the_text_is_that_of_plain_decoding(loaded, temperature):
     assert texts(loaded, sampling, generation="v1") == plain
     assert texts(loaded, sampling, generation="v2", num_draft_tokens=6) == plain
     assert texts(loaded, sampling, generation="v3", page_size=4) == plain
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_blocks_of_which_steps_verify_a_part_change_no_text(loaded, generation):
+    sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS)
+    plain = texts(loaded, sampling, algorithm="NONE")
+    options = {"max_batch_size": 4, "max_context_len": 64, "batch_sizes": [4]}
+    with loaded.engine(generation=generation, steps_per_launch=1, **options) as engine:
+        assert engine.spec.num_steps == (0, 1, 3)
+        engine.capture()
+        requests = [engine.submit(prompt, sampling) for prompt in PROMPTS]
+        turn = 0
+        while engine.has_work:
+            force_variant(engine, (1, 2, 1, 0)[turn % 4])
+            engine.step()
+            turn += 1
+        assert set(engine.stats.drafted_lengths) == {0, 1, 3}
+        assert [request.output_ids for request in requests] == plain
 
 
 @pytest.mark.slow

@@ -241,13 +241,6 @@ def test_an_engine_chooses_its_draft_lengths_unless_one_is_given(settings, lengt
         assert (engine.spec.num_steps, engine.spec.num_draft_tokens) == (lengths, widths)
 
 
-@pytest.mark.parametrize("has_lengths", [True, False])
-def test_a_draft_model_of_one_length_drafts_it_or_nothing(mtp_chain, monkeypatch, has_lengths):
-    monkeypatch.setattr(type(mtp_chain.draft), "has_lengths", has_lengths)
-    assert mtp_chain.engine_spec().num_steps == ((0, 1, 3) if has_lengths else (0, 3))
-    assert mtp_chain.engine_spec("NGRAM").num_steps == (0, 1, 3)
-
-
 def test_chosen_lengths_capture_four_bodies_per_size():
     """The three lengths, and a plain step that catches up; greedy and sampled."""
     loaded = models.load(small_model("llama"), device="cpu", check=False)

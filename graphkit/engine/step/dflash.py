@@ -6,6 +6,7 @@ target's hidden states. One forward over the bonus token and mask tokens predict
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,7 @@ from graphkit.errors import ConfigError
 from graphkit.ops.logits import argmax_rows
 from graphkit.ops.step_rows import extend_rows, verify_rows
 from graphkit.runners import DraftContextOutput, StepRunner, TargetVerifyRunner
-from graphkit.spec import ForwardMode
+from graphkit.spec import ForwardMode, SpecConfig
 
 
 class DFlashDrafter(Drafter):
@@ -78,21 +79,10 @@ class DFlashDrafter(Drafter):
                 f"{context.sizes.vocab_size - 1}. Use the target of the draft model.",
                 field="mask_token_id",
             )
-        check_draft_width(type(self).__name__, context)
         context.check(self._model)
-        self._context, self._drafted = context, context.spec.num_draft_tokens
-        spec = replace(context.spec, is_draft_worker=True, num_draft_tokens=self._block_size)
+        spec = self._block_spec(context)
         self._width = width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
-        most = width + self._shift
-        if not 2 <= self._drafted <= most:
-            raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {self._drafted}, but a block of DFlashDrafter has "
-                f"{width} rows, the bonus token included. Set num_draft_tokens to a value from 2 "
-                f"to {most}.",
-                field="num_draft_tokens",
-            )
         device, requests = context.device, context.sizes.max_batch_size
-        options = {**context.runner_options, "sizes": context.sizes}
         self._block: TargetVerifyRunner = TargetVerifyRunner(
             self._model.forward,
             spec=spec,
@@ -102,28 +92,59 @@ class DFlashDrafter(Drafter):
             bound_fields={
                 "custom_mask": torch.ones(requests, width, width, dtype=torch.bool, device=device)
             },
-            **options,
+            **context.runner_options,
+            sizes=context.sizes,
         )
+        masks = torch.full((requests * width,), self._mask_token, dtype=torch.int64)
+        self._masks = masks.to(device)
+        self._set_length(context)
+        self.runners = (self._block, self._catch_up)
+
+    def at_length(self, context: EngineContext) -> DFlashDrafter:
+        """See ``Drafter.at_length``. A length verifies the first drafts of the blocks."""
+        other = copy(self)
+        other._set_length(context)
+        other.runners = (other._catch_up,)
+        return other
+
+    def _block_spec(self, context: EngineContext) -> SpecConfig:
+        """Return the settings of the runners of the draft model."""
+        return replace(context.spec, is_draft_worker=True, num_draft_tokens=self._block_size)
+
+    def _set_length(self, context: EngineContext) -> None:
+        """Create what depends on the draft length.
+
+        Raises:
+            ConfigError: Verify has other rows than the chain, or the block has too few.
+        """
+        check_draft_width(type(self).__name__, context)
+        self._context, self._drafted = context, context.spec.num_draft_tokens
+        width, most = self._width, self._width + self._shift
+        if not 2 <= self._drafted <= most:
+            raise ConfigError(
+                f"SpecConfig.num_draft_tokens is {self._drafted}, but a block of DFlashDrafter has "
+                f"{width} rows, the bonus token included. Set num_draft_tokens to a value from 2 "
+                f"to {most}.",
+                field="num_draft_tokens",
+            )
         self._catch_up: StepRunner[DraftContextInputs, DraftContextOutput] = StepRunner(
             self._model.forward,
             inputs=DraftContextInputs,
             output=DraftContextOutput,
-            spec=spec,
+            spec=self._block_spec(context),
             tokens_per_request=context.verify_width,
             mutable_state={
                 f"kv_pools[{i}].{name}": buffer
                 for i, pool in enumerate(self._model.kv_pools)
                 for name, buffer in pool.tensors().items()
             },
-            **options,
+            **context.runner_options,
+            sizes=context.sizes,
         )
-        self.runners = (self._block, self._catch_up)
-        masks = torch.full((requests * width,), self._mask_token, dtype=torch.int64)
-        self._masks = masks.to(device)
-        starts = torch.arange(requests)[:, None] * width
+        starts = torch.arange(context.sizes.max_batch_size)[:, None] * width
         # The token at the root of a tree is not read, whatever its row predicts.
         rows = (torch.arange(self._drafted) - self._shift).clamp(min=0)
-        self._drafted_rows = (starts + rows).flatten().to(device)
+        self._drafted_rows = (starts + rows).flatten().to(context.device)
         self._chain = ChainTree.one_chain(context, self._drafted)
 
     @property

@@ -103,8 +103,6 @@ class DraftModel(ABC):
         algorithm: The algorithm that it drafts for.
         modes: Modes that it runs.
         num_steps: Draft steps if none are given, the longest of an engine.
-        has_lengths: Whether its drafter has several draft lengths besides 0; see
-            ``Drafter.at_length``.
         aux_layers: Layers of the target whose inputs it reads side by side; see ``AuxStates``.
             Empty if it reads the rows that the target's head receives, or none.
         token_map: Target token of each token of a reduced vocabulary, int64; ``None`` without one.
@@ -120,7 +118,6 @@ class DraftModel(ABC):
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
     )  # fmt: skip
     num_steps: int = 3
-    has_lengths: bool = True
     aux_layers: tuple[int, ...] = ()
     token_map: torch.Tensor | None = None
     reads_target: bool = False
@@ -218,7 +215,6 @@ class DFlashDraft(DraftModel):
     """
 
     algorithm = "DFLASH"
-    has_lengths = False
     modes = ()  # in a target, TARGET_VERIFY is the mode of the target's own forward
 
     def __init__(self, head: DFlashHead, *, fuse: bool = True) -> None:
@@ -237,7 +233,7 @@ class DFlashDraft(DraftModel):
         )
 
     def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
-        run = partial(self._run, spec.num_draft_tokens - 1)
+        run = partial(self._run, spec.longest.num_draft_tokens - 1)
         return _over_pools(self._head, self.layout, attention, run)
 
     def _run(
