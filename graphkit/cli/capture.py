@@ -22,9 +22,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "capture",
         help="capture the graphs of a target and check every replay",
         description="Capture every mode and size of a target, replay every batch size that each "
-        "graph holds, and compare the replays with the same step run without a graph. If TARGET "
-        "has an engine, its whole step is the mode STEP, and its loops are compared, too. If it "
-        "declares its model, the forwards are compared with that model. "
+        "graph holds, and compare the replays with the same step run without a graph. Where "
+        "neither the command nor TARGET names sizes, and there are more than 8 requests, the sizes "
+        "are powers of two, and each batch size is replayed at the smallest that holds it. If "
+        "TARGET has an engine, its whole step is the mode STEP, and its loops are compared, too. "
+        "If it declares its model, the forwards are compared with that model. "
         "With --tp, the graphs of all ranks must have the same nodes in the same order.",
         epilog="""
 Exit code 1: a replay is wrong, a forward cannot be captured or differs from its model, or the

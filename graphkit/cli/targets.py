@@ -140,12 +140,17 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
     """
     from graphkit.audit.runs import capture_target
 
-    if selection.batch_sizes is None:
-        selection = replace(selection, batch_sizes=sizes_of_a_first_look(selection.target))
+    few = sizes_of_a_first_look(selection.target) if selection.batch_sizes is None else None
+    if few is not None:
+        selection = replace(selection, batch_sizes=few)
     announce("capturing", selection, selection.batch_sizes)
     with progress_on_stderr() as progress:
         return capture_target(
-            selection.target, inspect=inspect, progress=progress, **selection.settings
+            selection.target,
+            inspect=inspect,
+            compares_all=few is None,
+            progress=progress,
+            **selection.settings,
         )
 
 
@@ -153,7 +158,8 @@ def sizes_of_a_first_look(target: CaptureTarget) -> list[int] | None:
     """Return the sizes to capture if neither the command nor the target names any.
 
     The default list of a server has 27 sizes up to 64 requests. For a look at the graphs and a
-    check of the replays, powers of two are enough, and take a quarter of the time.
+    check of the replays, powers of two are enough, and take a quarter of the time. Each batch size
+    is then compared at the size that it replays at, and one request at every size.
 
     Returns:
         Powers of two and the largest size; ``None``, which is the list of the target, if it names

@@ -44,6 +44,7 @@ def capture_target(
     device: str = "auto",
     backend: Backend | None = None,
     inspect: bool = False,
+    compares_all: bool = True,
     progress: Progress = lambda _done, _total, _what: None,
 ) -> CaptureRecord:
     """Capture every mode and size, and check each size with every live batch size that it holds.
@@ -60,6 +61,8 @@ def capture_target(
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
         inspect: Whether to inspect every graph and measure its nodes: the record's ``graphs``.
+        compares_all: Whether to check each size with all live batch sizes that it holds. If False,
+            with one request, and with those that no smaller size holds.
         progress: Called with the number of steps done, the total, and a text for the step.
 
     Returns:
@@ -82,13 +85,14 @@ def capture_target(
             if mode in target.forwards:
                 runner = stack.enter_context(target.runner(mode, **settings))
                 draw = partial(_sample_batch, target, mode)
-                captured = _ModeCapture(runner, draw, compare_runs, attribution, progress)
+                compared = runner, draw, compare_runs, compares_all
+                captured = _ModeCapture(*compared, attribution, progress)
             else:
                 step = stack.enter_context(open_step(target, **settings))
                 if step.eager_reason:
                     records.append(_eager_step(step.eager_reason))
                     continue
-                captured = _capture_step(step, attribution, progress)
+                captured = _capture_step(step, compares_all, attribution, progress)
             captures.append(captured)
             records.append(captured.record)
         wrapper = None
@@ -156,6 +160,7 @@ class _ModeCapture:
         runner: Planned.
         draw: Returns a batch of a number of requests.
         compare: Compares the replay of a batch at a captured size with the step without a graph.
+        compares_all: As for ``capture_target``.
         attribution: As for ``Runner.capture``.
         progress: As for ``capture_target``.
 
@@ -169,13 +174,19 @@ class _ModeCapture:
         runner: Runner[Any, Any],
         draw: Callable[[int], Any],
         compare: Callable[[Any, Any, int], Comparison],
+        compares_all: bool,
         attribution: Attribution | None,
         progress: Progress,
     ) -> None:
         self._runner, self._draw, self._compare = runner, draw, compare
         self._progress, self.mismatches = progress, list[Mismatch]()
         sizes = runner.table.sizes
-        self._total, self._done = len(sizes) + sum(sizes), 0
+        smaller = [0] * len(sizes) if compares_all else [0, *sizes]
+        self._live_sizes = {
+            size: sorted({1, *range(least + 1, size + 1)})
+            for least, size in zip(smaller, sizes, strict=False)
+        }
+        self._total, self._done = len(sizes) + sum(map(len, self._live_sizes.values())), 0
         progress(0, self._total, f"{runner.mode.name} capturing {sizes[-1]}")
         record = runner.capture(
             lambda size: self._advance(f"captured {size.batch_size}"), attribution=attribution
@@ -201,9 +212,9 @@ class _ModeCapture:
         self._progress(self._done, self._total, f"{self._runner.mode.name} {what}")
 
     def _checked(self, record: SizeRecord) -> SizeRecord:
-        """Compare replays of every number of requests, and measure a full batch."""
+        """Compare replays of the live batch sizes, and measure a full batch."""
         size, largest = record.batch_size, 0.0
-        for live in range(1, size + 1):
+        for live in self._live_sizes[size]:
             comparison = self._compare(self._runner, self._draw(live), size)
             largest = max(largest, comparison.largest_difference)
             self.mismatches += comparison.mismatches
@@ -214,7 +225,7 @@ class _ModeCapture:
             replay_us=self._duration_us(partial(self._runner.replay, batch)),
             eager_us=self._duration_us(partial(self._runner.fall_back, batch)),
             largest_difference=largest,
-            batches_compared=size,
+            batches_compared=len(self._live_sizes[size]),
         )
 
     def _preserved(self) -> StateSnapshot:
@@ -238,14 +249,15 @@ class _ModeCapture:
 
 
 def _capture_step(
-    step: EngineStep, attribution: Attribution | None, progress: Progress
+    step: EngineStep, compares_all: bool, attribution: Attribution | None, progress: Progress
 ) -> _ModeCapture:
     """Capture the whole step of an engine, and check its sizes and its loops."""
     runner, requests = step.runner, step.runs()
     few = step.runs(2)  # a sampled request and a greedy one
     compile_ahead(runner.capturing_backend(), [few.admit])
     requests.admit()
-    captured, loops = _ModeCapture(runner, step.batch, compare_steps, attribution, progress), []
+    compared = runner, step.batch, compare_steps, compares_all
+    captured, loops = _ModeCapture(*compared, attribution, progress), []
     for loop in captured.record.loops:
         progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
         runs = step.runs(is_staggered=True, is_greedy=loop.kind == "greedy")

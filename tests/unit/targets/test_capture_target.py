@@ -39,6 +39,17 @@ def leak_next_row(hidden, inputs):
     return hidden + hidden.roll(-1, 0)
 
 
+def test_a_first_look_compares_each_batch_size_where_it_replays(make_target):
+    target = make_target(modes=MODES[:1])
+    done = []
+    record = gk.capture_target(
+        target, device="cpu", compares_all=False, progress=lambda *step: done.append(step)
+    )
+    compared = {size.batch_size: size.batches_compared for size in record.sizes}
+    assert compared == {2: len([1, 2]), 4: len([1, 3, 4])}
+    assert done[-1][:2] == (7, 7)
+
+
 def places(record, kind):
     found = [m for m in record.mismatches if m.kind == kind]
     assert len(found) == len(record.mismatches)
