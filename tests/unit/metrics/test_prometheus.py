@@ -159,8 +159,11 @@ def test_the_dashboard_of_grafana_reads_metrics_that_exist(engine):
         read.update(re.findall(r"graphkit:\w+", expression))
         assert set(re.findall(r"\$\{?(\w+)", expression)) <= variables | {"__rate_interval"}
         assert expression.count("(") == expression.count(")")
-    # No step of this engine ran without a graph.
-    assert read - names == {"graphkit:eager_steps_total"}
+    # No step of this engine ran without a graph, and it has one draft length.
+    assert read - names == {
+        f"graphkit:{name}_total"
+        for name in ("eager_steps", "spec_decode_plain_seconds", "spec_decode_step_seconds")
+    }
     assert {"time_to_first_token_seconds_bucket", "request_success_total"} <= {
         name.removeprefix("graphkit:") for name in read
     }
