@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 
 from graphkit.audit.runs.comparison import Comparison, compare_runs
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
+from graphkit.engine.step import SpecStepInputs
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, environment
-from graphkit.graphs.compiles import compile_ahead
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper
 from graphkit.records import (
     CaptureRecord,
@@ -253,10 +253,13 @@ def _capture_step(
 ) -> _ModeCapture:
     """Capture the whole step of an engine, and check its sizes and its loops."""
     runner, requests = step.runner, step.runs()
-    few = step.runs(2)  # a sampled request and a greedy one
-    compile_ahead(runner.capturing_backend(), [few.admit])
-    requests.admit()
-    compared = runner, step.batch, compare_steps, compares_all
+    admit = cache(requests.admit)
+
+    def draw(live: int) -> SpecStepInputs:
+        admit()  # after the capture: its graphs run the prompts
+        return step.batch(live)
+
+    compared = runner, draw, compare_steps, compares_all
     captured, loops = _ModeCapture(*compared, attribution, progress), []
     for loop in captured.record.loops:
         progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
@@ -264,7 +267,8 @@ def _capture_step(
         steps, mismatch = compare_loop(runs)
         loops.append(replace(loop, steps_compared=steps))
         captured.mismatches += [] if mismatch is None else [mismatch]
-    requests.admit()  # for the inspection of the graphs
+    if attribution is not None:  # the graphs are inspected
+        requests.admit()
     captured.record = replace(captured.record, loops=tuple(loops), stats=runner.stats)
     return captured
 
