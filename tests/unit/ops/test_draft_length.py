@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -203,6 +203,27 @@ def test_a_graph_chooses_again_and_again():
         graph.replay()
         choose_body(**case)
         torch.testing.assert_close(ours["acceptance"].cpu(), case["acceptance"])
+
+
+@pytest.mark.gpu
+def test_the_clock_of_the_device_times_the_steps_of_a_graph():
+    choose = chooser(steps=[0, 2], times=[1e6, 2e6], is_timed=True)
+    state = {name: on_cuda(value) for name, value in choose.state.items()}
+    report = on_cuda(torch.tensor([[1, 1, 1, 0, -1]], dtype=torch.int32))
+    choose_body(**state, report=report)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        choose_body(**state, report=report)
+    clocks, taken = [], []
+    for _ in range(3):
+        graph.replay()
+        clocks.append(state["ledger"][Ledger.CLOCK].item())
+        taken.append(state["ledger"][Ledger.STEP_TIME].item())
+    assert 0 < clocks[0] < clocks[1] < clocks[2]
+    spans = [1e-3 * (after - before) for before, after in pairwise(clocks)]
+    assert [after - before for before, after in pairwise(taken)] == pytest.approx(spans)
+    assert state["times"][0, 0] < 1e6, "the steps are shorter than the time before"
 
 
 @by(INTERPRETER, CUDA)
