@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -32,8 +32,9 @@ from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
 
 Progress = Callable[[int, int, str], None]
-_REPEATS = {"cuda": 20, "cpu": 3}
-"""Runs of which the median is taken."""
+_REPEATS, _EAGER_REPEATS = {"cuda": 20, "cpu": 3}, {"cuda": 5, "cpu": 3}
+"""Replays and runs without a graph of which the median is taken. The latter take the host tens of
+milliseconds, which vary less."""
 
 
 def capture_target(
@@ -222,8 +223,8 @@ class _ModeCapture:
         batch = self._draw(size)
         return replace(
             record,
-            replay_us=self._duration_us(partial(self._runner.replay, batch)),
-            eager_us=self._duration_us(partial(self._runner.fall_back, batch)),
+            replay_us=self._duration_us(partial(self._runner.replay, batch), _REPEATS),
+            eager_us=self._duration_us(partial(self._runner.fall_back, batch), _EAGER_REPEATS),
             largest_difference=largest,
             batches_compared=len(self._live_sizes[size]),
         )
@@ -231,10 +232,10 @@ class _ModeCapture:
     def _preserved(self) -> StateSnapshot:
         return StateSnapshot(restorable_state(self._runner), self._runner.device)
 
-    def _duration_us(self, run: Callable[[], object]) -> float:
+    def _duration_us(self, run: Callable[[], object], repeats: Mapping[str, int]) -> float:
         """Return the median time in microseconds until the results are available."""
         with self._preserved():
-            return median(self._once_us(run) for _ in range(_REPEATS[self._runner.device.type]))
+            return median(self._once_us(run) for _ in range(repeats[self._runner.device.type]))
 
     def _once_us(self, run: Callable[[], object]) -> float:
         self._synchronise()
