@@ -209,10 +209,11 @@ def _compiled(compile_kernel: Callable[[], Any], device: torch.device) -> Any:
     """Return a compiled kernel that a device has loaded.
 
     Triton 3.6 calls a C compiler for the function that launches a kernel, when it is first needed.
+    A kernel that cannot be loaded counts as not compiled: its launch raises the error.
     """
     kernel = compile_kernel()
     if device.type == "cuda":
-        with suppress(Exception), torch.cuda.device(device):  # a launch raises it
+        with torch.cuda.device(device):
             _ = kernel.run
     return kernel
 
