@@ -184,8 +184,8 @@ def _measure_format(
     bench, name, notes = _bench(arguments, device, group, quantize)
     if quantize is not None:
         notes = {**notes, "quantize": quantize}
-    if arguments.row_invariant is not None:
-        notes = {**notes, "row-invariant": str(arguments.row_invariant)}
+    if arguments.row_invariant:
+        notes = {**notes, "row-invariant": "True"}
     sizes = ", ".join(map(str, arguments.batch_sizes))
     variants = ", ".join(variant.name for variant in bench.variants)
     text = f"measuring {name}{f' in {quantize}' if quantize else ''} on {device}"

@@ -142,7 +142,7 @@ def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str
         UsageError: One of them was given.
     """
     for name in names:
-        if getattr(arguments, name) is not None:
+        if getattr(arguments, name) not in (None, False):
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 

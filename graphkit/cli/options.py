@@ -95,10 +95,10 @@ def add_checkpoint_options(
             "as they are",
         )  # fmt: skip
     parser.add_argument(
-        "--row-invariant", action=argparse.BooleanOptionalAction,
-        help="make the bits of a row independent of its batch, or let each op take its fastest "
-        "way; default: independent where that costs at most 3 %% of a step",
-    )  # fmt: skip
+        "--row-invariant",
+        action="store_true",
+        help="make the bits of a row independent of its batch, instead of the fastest ops",
+    )
     parser.add_argument(
         "--algorithm", type=str.upper, metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "

@@ -21,7 +21,7 @@ from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
-from graphkit.models.quantization import QuantizedExperts, QuantizedLinear
+from graphkit.models.quantization import QuantizedExperts
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_files import abbreviate
 from graphkit.ops.linear import has_row_invariant_products
@@ -75,7 +75,7 @@ class DraftedModel:
         algorithm: str | None = None,
         trust_remote_code: bool = False,
         split: RankSplit | None = None,
-        row_invariant: bool | None = None,
+        row_invariant: bool = False,
     ) -> None:
         self.split, self.row_invariant = split, row_invariant
         self.model, self.original, self.layout, self.folder = model, original, layout, folder
@@ -304,7 +304,7 @@ class DraftedModel:
         """
         backend = LayerGroupAttention(
             requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
-            self.layout.indexers, slots, attention, not self._takes_fastest(spec.topk > 1),
+            self.layout.indexers, slots, attention, self.row_invariant or self.device.type == "cpu",
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         states = recurrent_states(self.layout, requests.size, width, self.device)
@@ -317,15 +317,11 @@ class DraftedModel:
     def row_dependences(self) -> list[str]:
         """Return why the bits of a row may depend on the batch; empty if they do not.
 
-        Attention backends, and trees of an engine, may be further reasons.
+        An attention backend of another kind may be a further reason.
         """
         reasons = list[str]()
-        if self.row_invariant is False:
-            reasons.append("row_invariant is False")
-        elif self._takes_fastest():
-            is_quantized = self._has(QuantizedLinear)
-            fast = "a product with quantised weights" if is_quantized else "attention over latents"
-            reasons.append(f"{fast} takes the fastest way (row_invariant=True makes rows equal)")
+        if self.device.type == "cuda" and not self.row_invariant:
+            reasons.append("attention, and products with quantised weights, take the fastest way")
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")
         if self.layout.torch_products:
@@ -341,21 +337,6 @@ class DraftedModel:
         if not has_row_invariant_products(self.device, self.dtype):
             reasons.append(f"torch multiplies {self.dtype} on this device")
         return reasons
-
-    def _takes_fastest(self, is_tree: bool = False) -> bool:
-        """Return whether ops take their fastest way, though rows then depend on the batch.
-
-        By default they do on CUDA where equal rows cost more than 3 % of a step; see
-        ``docs/same_bits.md``.
-
-        Args:
-            is_tree: Whether drafts are trees.
-        """
-        if self.row_invariant is not None:
-            return not self.row_invariant
-        has_latents = any(layer.latent is not None for layer in self.layout.attention)
-        is_slow = is_tree or has_latents or self._has(QuantizedLinear)
-        return self.device.type == "cuda" and is_slow
 
     def _has(self, kind: type[nn.Module]) -> bool:
         """Return whether the model has a module of a class."""

@@ -8,7 +8,6 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def load(
     check: bool = True,
     trust_remote_code: bool = False,
     group: RankGroup | None = None,
-    row_invariant: bool | None = None,
+    row_invariant: bool = False,
 ) -> TransformersModel:
     """Load a causal language model of transformers for capture.
 
@@ -103,12 +102,10 @@ def load(
         group: Ranks that split the layers and the output head, as ``tp_plan`` of the model says. A
             rank reads its part of a folder. Draft heads of folders and MTP layers are split, too,
             and other draft models are on every rank, as embeddings. All ranks call this.
-        row_invariant: Whether the bits of a row are independent of the batch, as ops allow it.
-            False lets each op take its fastest way. ``None`` is True where that costs at most 3 %
-            of a step: on CUDA not with quantised weights, not with attention over latents, and not
-            in engines whose drafts are trees. ``docs/same_bits.md`` has the figures. The log says
-            at INFO what the result is. A draft model, which does not change the text, takes its
-            fastest way unless this is True.
+        row_invariant: Whether the bits of a row are independent of the batch on CUDA, as ops allow
+            it. By default attention and products with quantised weights take their fastest way;
+            ``docs/same_bits.md`` says what equal rows cost. The log says at INFO whether rows
+            depend on the batch, and why.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
@@ -123,11 +120,12 @@ def load(
         >>> model = gk.models.load("models/Qwen3-0.6B")  # doctest: +SKIP
         >>> engine = model.engine(algorithm="NGRAM", num_steps=3)  # doctest: +SKIP
     """
-    flags = {"fuse": fuse, "check": check, "trust_remote_code": trust_remote_code}
+    flags = {
+        "fuse": fuse, "check": check, "trust_remote_code": trust_remote_code,
+        "row_invariant": row_invariant,
+    }  # fmt: skip
     for name, flag in flags.items():
         require_type("load", name, flag, bool, "True or False")
-    kinds = (bool, NoneType)
-    require_type("load", "row_invariant", row_invariant, kinds, "True, False or None")
     if dtype is not None:
         check_dtype("load", dtype)
     check_type(folder_or_model, "folder_or_model")
@@ -139,9 +137,7 @@ def load(
     if group is not None:
         require_type("load", "group", group, RankGroup, "a graphkit.RankGroup")
     device = resolve_device(device)
-    is_invariant = row_invariant is True
     options: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": device, **flags}
-    options["row_invariant"] = is_invariant
     part = partial(_loaded, folder_or_model, "folder_or_model", group=group, **options)
     loaded = part() if group is None else group.run(part)
     drafting: DraftModel | None = None
@@ -153,10 +149,10 @@ def load(
         drafting = AssistantDraft(assistant, loaded, fuse=fuse)
     elif kind is not None:
         drafting = load_draft(
-            kind, draft, loaded, algorithm, quantize, fuse=fuse, row_invariant=is_invariant
+            kind, draft, loaded, algorithm, quantize, fuse=fuse, row_invariant=row_invariant
         )
     if drafting is not None:
-        drafting.row_invariant = is_invariant
+        drafting.row_invariant = row_invariant
     generation = getattr(loaded.original, "generation_config", None)
     name = loaded.folder or type(loaded.original).__name__
     generation_defaults(generation, frozenset(), loaded.head.out_features).report(name)

@@ -61,7 +61,7 @@ def reference_model(
     dtype: torch.dtype = torch.float32,
     quantize: str | None = None,
     group: RankGroup | None = None,
-    row_invariant: bool | None = None,
+    row_invariant: bool = False,
 ) -> TransformersModel:
     """Load the reference model, and its draft model for an algorithm.
 
@@ -123,7 +123,7 @@ def reference_target(
     attention: type[PagedAttention] | None = None,
     quantize: str | None = None,
     group: RankGroup | None = None,
-    row_invariant: bool | None = None,
+    row_invariant: bool = False,
 ) -> CaptureTarget:
     """Create a target of the reference model with its EAGLE head and its MTP layers.
 
@@ -142,7 +142,7 @@ def reference_target(
     """
     model = _on(device, "EAGLE", quantize, group, row_invariant)
     chain = load_draft(
-        "MTP", default_checkpoint("mtp"), model, None, quantize, row_invariant=bool(row_invariant)
+        "MTP", default_checkpoint("mtp"), model, None, quantize, row_invariant=row_invariant
     )
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")
@@ -175,7 +175,7 @@ def _on(
     algorithm: str,
     quantize: str | None = None,
     group: RankGroup | None = None,
-    row_invariant: bool | None = None,
+    row_invariant: bool = False,
 ) -> TransformersModel:
     """Load the models: in bfloat16 on CUDA, in float32 elsewhere."""
     used = resolve_device(device)

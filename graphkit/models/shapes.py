@@ -72,7 +72,7 @@ def random_model(
     seed: int = 0,
     quantize: str | None = None,
     group: RankGroup | None = None,
-    row_invariant: bool | None = None,
+    row_invariant: bool = False,
 ) -> TransformersModel:
     """Create a model of a shape and its draft model with random weights, made on the device.
 

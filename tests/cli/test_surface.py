@@ -22,8 +22,8 @@ RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 CHECKPOINT = {
     "--checkpoint", "--draft", "--dtype", "--algorithm", "--topk", "--num-steps",
-    "--num-draft-tokens", "--page-size", "--quantize", "--row-invariant",
-    "--no-row-invariant", "--kv-dtype", "--trust-remote-code",
+    "--num-draft-tokens", "--page-size", "--quantize", "--row-invariant", "--kv-dtype",
+    "--trust-remote-code",
 }  # fmt: skip
 TARGET = CHECKPOINT | {"--mode", "--batch-sizes", "--device", "--max-context-len"}
 COMMANDS = {

@@ -299,6 +299,37 @@ def test_a_row_of_a_tree_has_the_bits_of_a_decode_step(run, dtype, threads, with
                 assert torch.equal(rows[request, node], trees.decoded(request, node)), seed
 
 
+@by(INTERPRETER, CUDA)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("width", [1, 4, 9, 16, 40, 300])
+@pytest.mark.usefixtures("products_in_order")
+def test_a_row_of_a_chain_has_the_bits_of_a_decode_step(run, dtype, head_dim, width):
+    """Tiles of 16 to 128 rows multiply by instructions of a warp or of a warpgroup."""
+    if run is INTERPRETER and (dtype != "float32" or width > 9):
+        pytest.skip("slow, and the interpreter multiplies bfloat16 as integers")
+    kv_heads, group, page, prefix = 2, 4, 16, 1100 if run is CUDA else 300
+    length = prefix + width
+    pages = -(-length // page)
+    stored = torch.bfloat16 if dtype == "float8" else DTYPES[dtype]
+    caches = [random(n, pages * page, kv_heads, head_dim).to(stored) for n in (1, 2)]
+    if dtype == "float8":
+        caches = [cache.to(FP8) for cache in caches]
+    query = random(3, width, kv_heads * group, head_dim).to(stored)
+    table = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).int()[None]
+    attend = partial(run, paged_attention)
+    lengths = (prefix + 1 + torch.arange(width)).int()
+    alone = attend(
+        query, *caches, table.expand(width, -1).contiguous(), lengths,
+        torch.arange(width + 1).int(), None, 0.1, page, 1,
+    )  # fmt: skip
+    chain = attend(
+        query, *caches, table, lengths[-1:], torch.tensor([0, width]).int(), None, 0.1, page, width
+    )
+    different = (chain != alone).flatten(1).any(1).nonzero().flatten()
+    assert not len(different), different.tolist()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [8191, 8192, 128_256, 151_937])
 @pytest.mark.parametrize("topk", [1, 4, 10])
