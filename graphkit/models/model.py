@@ -119,7 +119,7 @@ class TransformersModel(DraftedModel):
             algorithm: See ``spec``.
             num_steps: See ``spec``. ``None`` lets each step choose among the lengths of
                 ``engine_spec``, 0 among them, by running acceptance and measured times: see
-                ``graphkit.ops.draft_length``. Drafts that do not pay cost at most 0.75 % of the
+                ``graphkit.ops.draft_length``. Drafts that do not pay cost at most 0.5 % of the
                 time of plain decoding, and the time of three steps. An int captures that length
                 alone, which needs a fourth of the graphs.
             topk: See ``spec``.

@@ -29,7 +29,7 @@ that of the first position and those of the next ones, which are the acceptance 
 
 High, so that drafts are tried. What trials may cost is bounded by ``Ledger.CREDIT``.
 """
-PROBE_SHARE, FIRST_CREDIT, MOST_CREDIT, CATCH_UP_RESERVE = 0.0075, 3.0, 8.0, 2.0
+PROBE_SHARE, FIRST_CREDIT, MOST_CREDIT, CATCH_UP_RESERVE = 0.005, 3.0, 8.0, 2.0
 """Credit that a step adds, of the first step, and the most, to which the positions of the longest
 length are added; and what remains after a catch-up that no draft waits for."""
 DRIFT, MOST_DRIFT = 1 / 16, 2.0

@@ -28,8 +28,8 @@ def test_adaptive_drafts_keep_up_with_the_best_length(bench, batch_size, chance)
     cpu = torch.device("cpu")
     rates, drafted = bench.Bench(bench.SHAPES["cpu"], cpu).rates(batch_size, chance, 1)
     adaptive = rates.pop(bench.ADAPTIVE)
-    assert adaptive >= 0.97 * max(rates.values()), (adaptive, rates, drafted)
-    assert adaptive >= 0.97 * rates[bench.PLAIN], (adaptive, rates, drafted)
+    assert adaptive >= 0.98 * max(rates.values()), (adaptive, rates, drafted)
+    assert adaptive >= 0.98 * rates[bench.PLAIN], (adaptive, rates, drafted)
 
 
 @of("adaptive")
@@ -42,7 +42,7 @@ def test_the_report_names_every_variant(bench, tmp_path, monkeypatch):
     assert bench.main(["--device", "cpu", "--out", str(out)]) in (0, 1)
     found = BenchReport.from_json(out.read_text()).measures
     assert {each.variant for each in found if each.name == "speed"} == {
-        "plain", "1 drafts", "3 drafts", "5 drafts", "adaptive",
+        "plain", "1 drafts", "3 drafts", "adaptive",
     }  # fmt: skip
     assert sum(each.bar is not None for each in found) == 2
 
