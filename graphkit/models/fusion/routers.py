@@ -205,7 +205,7 @@ def find_shared_experts(
         try:
             with torch.no_grad():
                 is_same = agree(module.forward(sample), block(sample))
-        except (RuntimeError, TypeError):  # such as a gate of several columns
+        except (RuntimeError, TypeError, ValueError):  # such as a gate of several columns
             is_same = agree(True, False)
         if is_same:
             blocks[module] = block
