@@ -77,6 +77,7 @@ class SimulatedEngine:
         self.steps_per_launch, self.launches = variant.steps_per_launch, []
         backend = SimpleNamespace(wait_for_device=self.wait_for_device)
         self.runners = [SimpleNamespace(backend=backend)]
+        self.stats = SimpleNamespace(plain_seconds=0.0, step_seconds=0.0)
 
     def capture(self):
         pass
