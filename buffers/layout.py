@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, bitmask_words
 from graphkit.errors import ConfigError
-from graphkit.ops.logits import bitmask_words
 from graphkit.ops.refresh import Header
 from graphkit.spec import SpecConfig
 

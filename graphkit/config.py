@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 _MAX_INT = 2**31 - 1
 """Kernels index with int32."""
+WORD_BITS = 32
+"""Tokens of one word of a bitmask."""
+
+
+def bitmask_words(vocab_size: int) -> int:
+    """Return the words of a row of a bitmask."""
+    return -(-vocab_size // WORD_BITS)
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -22,7 +22,6 @@ from graphkit.graphs import (
     StateSnapshot,
 )
 from graphkit.graphs.capture_failure import advice_at
-from graphkit.graphs.compiles import compile_ahead
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.step import Step
@@ -87,7 +86,7 @@ class SizeCapture:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 sizes = self._table.sizes[::-1]
                 runs = [partial(self._run, size) for size in self._sizes_of_kernels(sizes)]
-                is_warm = self._backend.compiles_kernels and not compile_ahead(self._backend, runs)
+                is_warm = self._backend.compiles_kernels and not self._compile(runs)
                 for size in sizes:
                     began = time.perf_counter()
                     # What the largest size has allocated serves the others.
@@ -123,6 +122,12 @@ class SizeCapture:
             yield graphs
         finally:
             close_graphs(graphs.values())
+
+    def _compile(self, runs: Sequence[Callable[[], Any]]) -> int:
+        """Compile the kernels of runs in parallel; see ``compile_ahead``."""
+        from graphkit.graphs.compiles import compile_ahead  # not needed on a CPU
+
+        return compile_ahead(self._backend, runs)
 
     def _sizes_of_kernels(self, sizes: Sequence[int]) -> Iterator[int]:
         """Yield the sizes, of descending ones, that need other kernels than the size before.

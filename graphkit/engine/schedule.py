@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from graphkit.config import bitmask_words
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import SlotReservation
 from graphkit.engine.step import SpecStep, SpecStepInputs, SpecStepRunner, StepStream, StepVariant
@@ -19,7 +20,6 @@ from graphkit.engine.step.pad_steps import measure_steps
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
 from graphkit.graphs.devices import to_device
-from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 

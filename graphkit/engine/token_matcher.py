@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from graphkit.config import WORD_BITS, bitmask_words
 from graphkit.errors import InputError, short_repr
-from graphkit.ops.logits import WORD_BITS, bitmask_words
 
 
 @runtime_checkable

@@ -9,17 +9,10 @@ from typing import Annotated, Any
 
 import torch
 
+from graphkit.config import WORD_BITS
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
-
-WORD_BITS = 32
-"""Tokens of one word of a bitmask."""
-
-
-def bitmask_words(vocab_size: int) -> int:
-    """Return the words of a row of a bitmask."""
-    return -(-vocab_size // WORD_BITS)
 
 
 @register_op(mutates_args=("logits",))

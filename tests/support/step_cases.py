@@ -11,9 +11,10 @@ from random import Random
 
 import torch
 
+from graphkit.config import bitmask_words
 from graphkit.ops import processors
 from graphkit.ops.accepted_path import accepted_moves
-from graphkit.ops.logits import apply_token_bitmask, argmax_rows, bitmask_words, top_candidates
+from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.ops.processors import CHANGES, Kind, process_logits
 from graphkit.ops.rejection import accept_by_rejection

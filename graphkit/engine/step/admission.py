@@ -12,13 +12,13 @@ from functools import partial
 
 import torch
 
+from graphkit.config import bitmask_words
 from graphkit.engine.step.pad_steps import warm_up
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.request_state import Prefill, assign
 from graphkit.engine.step.spec_step import SpecStep
 from graphkit.graphs import Backend
 from graphkit.graphs.devices import copied_to, to_device
-from graphkit.ops.logits import bitmask_words
 from graphkit.ops.recurrent import CHUNK
 from graphkit.runners.capture_checks import check_attention
 

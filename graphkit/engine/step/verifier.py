@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
+from graphkit.config import bitmask_words
 from graphkit.engine.step.acceptance import (
     AcceptedPath,
     Draws,
@@ -27,7 +28,6 @@ from graphkit.engine.step.request_state import RequestState
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
-from graphkit.ops.logits import bitmask_words
 from graphkit.ops.step_rows import verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
 
