@@ -92,7 +92,7 @@ def text_of(backend, algorithm, options):
     ("algorithm", "options"),
     [
         ("EAGLE", {"generation": "v3"}),
-        ("EAGLE", {"generation": "v2", "topk": 2, "num_steps": 3, "num_draft_tokens": 8}),
+        ("EAGLE", {"generation": "v2", "topk": 2, "num_draft_tokens": 8}),
         ("DFLASH", {}),
         ("EAGLE3", {"quantize": "int4"}),
     ],
