@@ -49,8 +49,8 @@ def choose_config(
 ) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows, which are row-invariant.
 
-    The keys of a block decide the bits of a row: they do not depend on the number of rows. Rows of
-    tiles of 64 rows and more, which multiply by warpgroups, had other bits on an H200. Latents, of
+    The keys of a block decide the bits of a row: they do not depend on the number of rows. Tiles
+    have at most 32 rows: verify steps in tiles of 64 gave other texts on an H200. Latents, of
     more than 256 elements, leave a multiprocessor memory for one program with two large blocks in
     flight. Keys and values of that size that are apart take twice the memory. Blocks of float8 take
     half of it.

@@ -305,10 +305,10 @@ def test_a_row_of_a_tree_has_the_bits_of_a_decode_step(run, dtype, threads, with
 @pytest.mark.parametrize("width", [1, 4, 9, 16, 40, 300])
 @pytest.mark.usefixtures("products_in_order")
 def test_a_row_of_a_chain_has_the_bits_of_a_decode_step(run, dtype, head_dim, width):
-    """Tiles of 16 to 128 rows multiply by instructions of a warp or of a warpgroup."""
+    """Wide chains cross the ends of blocks and segments, which some of their rows do not see."""
     if run is INTERPRETER and (dtype != "float32" or width > 9):
         pytest.skip("slow, and the interpreter multiplies bfloat16 as integers")
-    kv_heads, group, page, prefix = 2, 4, 16, 1100 if run is CUDA else 300
+    kv_heads, group, page, prefix = 2, 4, 16, 1276 if run is CUDA else 508
     length = prefix + width
     pages = -(-length // page)
     stored = torch.bfloat16 if dtype == "float8" else DTYPES[dtype]
