@@ -7,6 +7,7 @@ Sizes that most configurations share are in ``COMMON``; a configuration takes th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from types import MappingProxyType
 
 import pytest
@@ -192,7 +193,8 @@ def small_config(
         occurring = list(dict.fromkeys(layer_types))
         settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
         settings["num_hidden_layers"] = len(settings["layer_types"])
-    return type(base)(**settings | KINDS.get(kind, {}) | changes)
+    # transformers writes into the dictionaries that it is given.
+    return type(base)(**deepcopy(settings | KINDS.get(kind, {}) | changes))
 
 
 def _is_computed(config: PreTrainedConfig, name: str) -> bool:

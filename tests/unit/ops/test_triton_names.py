@@ -54,7 +54,7 @@ def test_an_entry_is_published_with_release_semantics():
         "report": "*i32", "loop_rows": "*i64", "loop_watched": "*i1", "control": "*i64",
         "batch_sizes": "*i32", "ring": "*i64",
     }  # fmt: skip
-    constants = {"signals": None, "BLOCK": 4, "BODIES": 2}
+    constants = {"signals": None, "ledger": None, "BLOCK": 4, "BODIES": 2}
     types = names | pointers | dict.fromkeys(constants, "constexpr")
     source = triton.compiler.ASTSource(advance_loop_kernel, types, constants)
     target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
