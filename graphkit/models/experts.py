@@ -95,7 +95,7 @@ def experts(
     else:
         inner = module._apply_gate(products(hidden_states, "gate_up_proj"))
     rows = products(inner, "down_proj", follows_product=module.has_gate and gate is not None)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # transformers 5.17 has none
         rows = module.post_expert_norm(rows)
     rows = rows.view(-1, size)
     is_one_dtype = all(each.dtype == rows.dtype == hidden_states.dtype for each in shared)
