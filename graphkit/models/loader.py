@@ -104,7 +104,7 @@ def load(
             and other draft models are on every rank, as embeddings. All ranks call this.
         row_invariant: Whether the bits of a row are independent of the batch on CUDA, as ops allow
             it. By default attention and products with quantised weights take their fastest way;
-            ``docs/same_bits.md`` says what equal rows cost. The log says at INFO whether rows
+            ``docs/same_bits.md`` says where equal rows cost time. The log says at INFO whether rows
             depend on the batch, and why.
 
     Raises:

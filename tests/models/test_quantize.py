@@ -170,8 +170,8 @@ def test_experts_of_more_rows_than_a_tile_may_depend_on_the_batch(
 
 
 @pytest.mark.parametrize("row_invariant", [False, True])
-def test_every_product_is_told_whether_rows_are_equal(row_invariant, monkeypatch, caplog):
-    told, op = set(), linear.quantized_linear
+def test_every_product_has_the_flag_of_the_load(row_invariant, monkeypatch, caplog):
+    flags, op = set(), linear.quantized_linear
     with caplog.at_level("INFO", "graphkit.models.loader"):
         loaded = models.load(
             small_model("llama"), draft=small_model("llama"), quantize="int4", device="cpu",
@@ -181,12 +181,12 @@ def test_every_product_is_told_whether_rows_are_equal(row_invariant, monkeypatch
     assert "the row alone" in message
 
     def quantized_linear(*args):
-        told.add(args[-1])
+        flags.add(args[-1])
         return op(*args)
 
     monkeypatch.setattr(linear, "quantized_linear", quantized_linear)
     generated(loaded)
-    assert told == {row_invariant}
+    assert flags == {row_invariant}
 
 
 @pytest.mark.parametrize("quantize", ["fp4", 8])
