@@ -148,7 +148,9 @@ def test_rows_are_equal_on_cuda_where_it_is_asked_for(row_invariant, device, is_
     backend = loaded.engine_model(requests, spec, attention=TritonAttention).attention
     assert backend.is_row_invariant
     monkeypatch.setattr(drafted_model.DraftedModel, "device", torch.device(device))
-    assert ("fastest" not in " ".join(loaded.row_dependences())) == (row_invariant in is_equal)
+    reasons = " ".join(loaded.row_dependences())
+    assert ("fastest" not in reasons) == (row_invariant in is_equal)
+    assert ("not confirmed" in reasons) == (row_invariant and device == "cuda")
 
 
 @pytest.mark.parametrize(
