@@ -181,7 +181,7 @@ def _write_tile(
     total = tile_sums(
         x, inputs, own_weight + n.to(tl.int64) * OUTPUT_STRIDE, own_scale, own_zero,
         scale_row(n, N, SCALE_ROWS), is_n, is_t, 0, K, ROW, IS_PACKED, SCALE_COLUMNS, STEPS, ALL_K,
-        scale is not None, PRECISION, LOW, HIGH, PACK, 1, STRIDE, STAGES,
+        scale is not None, PRECISION, LOW, HIGH, PACK, 1, STRIDE, STAGES, 1, 1,
     )  # fmt: skip
     dtype = out.dtype.element_ty
     result = total.to(dtype)

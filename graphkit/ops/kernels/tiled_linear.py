@@ -61,13 +61,17 @@ def tile_sums(
     K: tl.constexpr, ROW: tl.constexpr, IS_PACKED: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     STEPS: tl.constexpr, ALL_K: tl.constexpr, SCALES_BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, PACK: tl.constexpr,
-    UNROLL: tl.constexpr, STRIDE: tl.constexpr, STAGES: tl.constexpr = None,
+    UNROLL: tl.constexpr, STRIDE: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
+    LINE_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Return the products of a tile of outputs and rows over STEPS steps from ``first`` on.
 
     ``row`` points to the outputs of the weight, [N], and ``inputs`` to the first 128 inputs of the
     rows, [128, T]. Numbers of an output are STRIDE elements apart. ALL_K tells that each step has
-    all of its inputs. STAGES are the steps in flight, by default those of the kernel.
+    all of its inputs. STAGES are the steps in flight; None selects those of the kernel. LINE_STEPS
+    steps are a line of a weight, and every SUMS-th line belongs to a sum of its own.
+
+    Products lack the scale of an output that has one, unless SCALES_BLOCKS.
     """
     place = row_of_scale * SCALE_COLUMNS
     STEP_BLOCKS: tl.constexpr = 2 if IS_PACKED else 1
@@ -79,9 +83,14 @@ def tile_sums(
             one_zero = of_block(zero_point, row_of_scale, 0, is_n, 1, True)
     lane = tl.arange(0, 128)
     numbers = row[:, None] + lane[None, :] * STRIDE
+    SUM_STEPS: tl.constexpr = STEPS // SUMS
     total = tl.zeros([row.shape[0], inputs.shape[1]], tl.float32)
+    whole = total
     for index in tl.range(0, STEPS, num_stages=STAGES, loop_unroll_factor=UNROLL):
         step = first + index
+        if SUMS > 1:
+            own_line = index % SUM_STEPS // LINE_STEPS * SUMS + index // SUM_STEPS
+            step = first + own_line * LINE_STEPS + index % LINE_STEPS
         at = step * STEP_INPUTS + lane
         is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
         if not ALL_K:
@@ -118,10 +127,16 @@ def tile_sums(
                 high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
             total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
         else:
-            wide = loaded if scale is None else float8_numbers(loaded, x.dtype.element_ty)
+            wide = loaded
+            if loaded.dtype == tl.uint8:
+                wide = float8_numbers(loaded, x.dtype.element_ty)
             total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
-    if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:
-        total *= one_factor
+        if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
+            if (index + 1) % SUM_STEPS == 0:
+                whole += total
+                total = tl.zeros([row.shape[0], inputs.shape[1]], tl.float32)
+    if SUMS > 1:
+        total = whole
     if LOW is not None:
         total *= nibble_units(x.dtype.element_ty)
     return total
@@ -176,76 +191,19 @@ def linear_kernel(
                     prefetch(zero_point + place + first * STEP_BLOCKS)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    SUM_STEPS: tl.constexpr = STEPS // SUMS
-    one_factor, one_zero = None, None
-    if SCALE_COLUMNS == 1:
-        one_factor = of_block(scale, row_of_scale, 0, is_n, 1, True).to(tl.float32)
-        if zero_point is not None:
-            one_zero = of_block(zero_point, row_of_scale, 0, is_n, 1, True)
-    lane = tl.arange(0, 128)
-    numbers = row[:, None] + lane[None, :]
-    inputs = x + t.to(tl.int64)[None, :] * K + lane[:, None]
-    total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    whole = total
-    for index in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
-        step = first + index
-        if SUMS > 1:
-            own_line = index % SUM_STEPS // LINE_STEPS * SUMS + index // SUM_STEPS
-            step = first + own_line * LINE_STEPS + index % LINE_STEPS
-        at = step * STEP_INPUTS + lane
-        is_number, is_input, is_high_input = is_n[:, None], is_t[None, :], is_t[None, :]
-        if not ALL_K:
-            is_number = is_number & (step * 128 + lane < ROW)[None, :]
-            is_input = is_input & (at < K)[:, None]
-            is_high_input = is_high_input & (at + 128 < K)[:, None]
-        loaded = tl.load(numbers + step * 128, mask=is_number, other=0)
-        low_inputs = tl.load(inputs + step * STEP_INPUTS, mask=is_input, other=0.0)
-        column = step * STEP_BLOCKS
-        factor, zero = one_factor, one_zero
-        if SCALE_COLUMNS > 1:
-            factor = of_block(scale, place, column, is_n, SCALE_COLUMNS, ALL_K).to(tl.float32)
-            if zero_point is not None:
-                zero = of_block(zero_point, place, column, is_n, SCALE_COLUMNS, ALL_K)
-        if IS_PACKED:
-            high_inputs = tl.load(inputs + step * STEP_INPUTS + 128, mask=is_high_input, other=0.0)
-            high_factor, high_zero = factor, zero
-            if SCALE_COLUMNS > 1:
-                high_factor = of_block(scale, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
-                high_factor = high_factor.to(tl.float32)
-                if zero_point is not None:
-                    high_zero = of_block(zero_point, place, column + 1, is_n, SCALE_COLUMNS, ALL_K)
-            # The first block is multiplied before the second is converted, to save registers.
-            if LOW is not None:
-                low = nibbles_by_ptx(loaded, zero, x, LOW, PACK)
-                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
-                high = nibbles_by_ptx(loaded, high_zero, x, HIGH, PACK)
-            else:
-                if zero_point is None:
-                    zero = tl.full([BLOCK_N, 1], 8, tl.uint8)
-                    high_zero = zero
-                low = nibbles(loaded, zero, x.dtype.element_ty, 0)
-                total = _add_block(total, low, low_inputs, factor, SCALES_BLOCKS, PRECISION)
-                high = nibbles(loaded, high_zero, x.dtype.element_ty, 4)
-            total = _add_block(total, high, high_inputs, high_factor, SCALES_BLOCKS, PRECISION)
-        else:
-            wide = loaded
-            if loaded.dtype == tl.uint8:
-                wide = float8_numbers(loaded, x.dtype.element_ty)
-            total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
-        if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
-            if (index + 1) % SUM_STEPS == 0:
-                whole += total
-                total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    if SUMS > 1:
-        total = whole
-    if LOW is not None:
-        total *= nibble_units(x.dtype.element_ty)
+    inputs = x + t.to(tl.int64)[None, :] * K + tl.arange(0, 128)[:, None]
+    total = tile_sums(
+        x, inputs, row, scale, zero_point, row_of_scale, is_n, is_t, first, K, ROW, IS_PACKED,
+        SCALE_COLUMNS, STEPS, ALL_K, SCALES_BLOCKS, PRECISION, LOW, HIGH, PACK, UNROLL, 1, None,
+        SUMS, LINE_STEPS,
+    )  # fmt: skip
     added = tl.zeros([BLOCK_N], tl.float32)
     if bias is not None:  # noqa: SIM102 - the compiler knows this, the program the next
         if first == 0:
             added = tl.load(bias + n, mask=is_n, other=0.0).to(tl.float32)
     if SCALE_COLUMNS == 1 and not SCALES_BLOCKS:  # as ``store_tile`` of ``streamed_tile.py``
-        total = tl.fma(total, one_factor, added[:, None])
+        factor = of_block(scale, row_of_scale, 0, is_n, 1, True).to(tl.float32)
+        total = tl.fma(total, factor, added[:, None])
     elif bias is not None:
         total += added[:, None]
     result = total.to(out.dtype.element_ty)
