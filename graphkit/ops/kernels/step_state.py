@@ -51,18 +51,16 @@ def launch_begin_step(args: Any, results: tuple[torch.Tensor, ...]) -> None:
 
 
 @triton.jit
-def _logprobs(node, token, is_wanted, logits, log_sums, row_stride, column_stride, parts,
-              BLOCK_C: tl.constexpr):  # fmt: skip
-    """Return log-probabilities of tokens after nodes, whose rows of logits are given."""
-    logit = tl.load(logits + node * row_stride + token * column_stride, mask=is_wanted, other=0)
+def _logprob(node, token, logits, log_sums, row_stride, column_stride, parts,
+             BLOCK_C: tl.constexpr):  # fmt: skip
+    """Return the log-probability of a token after a node, whose row of logits is given."""
+    logit = tl.load(logits + node * row_stride + token * column_stride)
     part = tl.arange(0, BLOCK_C)
-    is_part = is_wanted[:, None] & (part < parts)[None, :]
-    entry = log_sums + node[:, None] * parts + part[None, :]
-    sums = tl.load(entry, mask=is_part, other=-float("inf"))
-    top = tl.max(sums, 1)
+    sums = tl.load(log_sums + node * parts + part, mask=part < parts, other=-float("inf"))
+    top = tl.max(sums, 0)
     # A part may have no finite logit, of which the weights are NaN.
-    weight = tl.where(sums == -float("inf"), 0, tl.exp(sums - top[:, None]))
-    return logit.to(tl.float32) - (top + tl.log(tl.sum(weight, 1)))
+    weight = tl.where(sums == -float("inf"), 0, tl.exp(sums - top))
+    return logit.to(tl.float32) - (top + tl.log(tl.sum(weight, 0)))
 
 
 @triton.jit(do_not_specialize=["width", "columns", "longest"])
@@ -108,15 +106,17 @@ def finish_step_kernel(
             is_counted = is_token & (column < accepted) & is_live & ((kind & PENALTIES) != 0)
             tl.atomic_add(token_counts + row * VOCAB + token, 2, mask=is_counted, sem="relaxed")
         if log_sums is not None:
-            bits = tl.full([BLOCK_P], _NO_LOGPROB, tl.int32)
+            bits = line + _TOKENS + longest
+            tl.store(bits + column, _NO_LOGPROB, mask=column < longest)
             if (kind & LOGPROBS) != 0:
-                is_wanted = column < new
-                index = accept_index + request * ACCEPTED + column
-                node = tl.load(index, mask=is_wanted & (column < ACCEPTED), other=0).to(tl.int64)
-                logprob = _logprobs(node, token, is_wanted, logits, log_sums, row_stride,
-                                    column_stride, parts, BLOCK_C)  # fmt: skip
-                bits = tl.where(is_wanted, logprob.to(tl.int32, bitcast=True), bits)
-            tl.store(line + _TOKENS + longest + column, bits, mask=column < longest)
+                tl.debug_barrier()  # behind the stores above
+                # Node by node: in a tile, the order of a sum depends on the number of nodes.
+                for step in tl.range(0, new):
+                    node = tl.load(accept_index + request * ACCEPTED + step).to(tl.int64)
+                    predicted = tl.load(predict + request * width + step).to(tl.int64)
+                    logprob = _logprob(node, predicted, logits, log_sums, row_stride,
+                                       column_stride, parts, BLOCK_C)  # fmt: skip
+                    tl.store(bits + step, logprob.to(tl.int32, bitcast=True))
     # Pads share row 0 and write nothing.
     last = tl.minimum(tl.maximum(accepted - 1, 0), longest - 1)
     bonus = tl.sum(tl.where(column == last, token, 0), 0)

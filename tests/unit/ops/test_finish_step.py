@@ -139,6 +139,37 @@ def test_counts_and_log_probabilities_of_new_tokens(run, requests):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("parts", [3, 16, 126])
+def test_a_log_probability_has_the_same_bits_in_paths_of_all_lengths(parts):
+    """The order of the sum over the parts of a row must not depend on the length of the path."""
+    nodes, vocab = 64, 9
+    generator = torch.Generator().manual_seed(parts)
+    logits = torch.randn(nodes, vocab, generator=generator) * 4
+    log_sums = torch.randn(nodes, parts, generator=generator) * 4 + 20
+    tokens = torch.randint(0, vocab, (nodes,), generator=generator)
+
+    def bits(longest):
+        requests = nodes // longest
+        counts = torch.full((requests,), longest, dtype=torch.int32)
+        states = [
+            torch.full((requests + 1,), 99, dtype=dtype) for dtype in (torch.int32, torch.int64)
+        ]
+        args = [
+            torch.arange(1, requests + 1), tokens, counts, torch.full((requests + 1, 1), -1),
+            *states, states[0].clone(), longest,
+            torch.full((requests + 1,), int(Kind.LOGPROBS), dtype=torch.int32),
+            torch.zeros(requests + 1, vocab, dtype=torch.int32),
+            torch.arange(nodes, dtype=torch.int32).view(requests, longest), logits, log_sums,
+        ]  # fmt: skip
+        return finish_step(*on_cuda(args))[:, Report.TOKENS + longest :].flatten()
+
+    alone = bits(1)
+    assert NO_LOGPROB not in alone
+    for longest in (2, 4, 16, 32):
+        assert torch.equal(bits(longest), alone), longest
+
+
+@pytest.mark.gpu
 def test_a_graph_finishes_step_after_step():
     args = finish_case(9, seed=5, longest=3)
     ours = on_cuda(args)
