@@ -20,7 +20,8 @@ LARGE_KEYS = 128
 """Keys of a large block, for keys of up to 128 elements."""
 PROMPT_ROWS = 512
 """Least query rows of a request for tiles of 128 rows, where heads are narrow. On an H200, chunks
-of 2,048 tokens over 8,192 keys then run at 450 instead of 360 TFLOP/s."""
+of 2,048 tokens over 8,192 keys then run at 450 instead of 360 TFLOP/s, and row-invariant at 350
+instead of 200."""
 LARGE_BYTES = 200 * 1024
 """Least shared memory of a multiprocessor for large blocks of 16-bit elements. One program with
 three stages of keys and values then takes 192 KiB."""
@@ -52,11 +53,10 @@ def choose_config(
 ) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows, which are row-invariant.
 
-    The keys of a block decide the bits of a row: they do not depend on the number of rows. Tiles
-    have at most 32 rows: verify steps in tiles of 64 gave other texts on an H200. Latents, of
-    more than 256 elements, leave a multiprocessor memory for one program with two large blocks in
-    flight. Keys and values of that size that are apart take twice the memory. Blocks of float8 take
-    half of it.
+    The keys of a block decide the bits of a row: they do not depend on the number of rows. Latents,
+    of more than 256 elements, leave a multiprocessor memory for one program with two large blocks
+    in flight, and registers for the sums of 32 rows. Keys and values of that size that are apart
+    take twice the memory. Blocks of float8 take half of it.
 
     Args:
         rows: Query rows of a request for one key-value head.
@@ -67,18 +67,21 @@ def choose_config(
         shared_bytes: Bytes of shared memory of a multiprocessor.
     """
     is_wide = value_dim > 256
-    block_rows = min(32, max(16, triton.next_power_of_2(rows)))
+    block_rows = min(32 if is_wide else 64, max(16, triton.next_power_of_2(rows)))
     most_keys = _most_keys(value_dim, element_size)
+    warps = 8 if is_wide or block_rows == 64 else 4
     if is_wide and element_size > 2:
         return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
     if is_wide:
         keys = 64 if is_shared and key_dim <= 576 else 32
-        return AttentionConfig(block_rows, keys, num_warps=8, num_stages=2, programs=1)
+        return AttentionConfig(block_rows, keys, num_warps=warps, num_stages=2, programs=1)
     if element_size == 1:
-        return AttentionConfig(block_rows, min(LARGE_KEYS, most_keys))
+        return AttentionConfig(block_rows, min(LARGE_KEYS, most_keys), num_warps=warps)
     if _has_large_blocks(key_dim, value_dim, element_size, is_shared, shared_bytes):
-        return AttentionConfig(block_rows, LARGE_KEYS, programs=1)
-    return AttentionConfig(block_rows, min(64, most_keys))
+        block_rows = 128 if rows >= PROMPT_ROWS else block_rows
+        stages = 2 if block_rows >= 64 else 3
+        return AttentionConfig(block_rows, LARGE_KEYS, warps, stages, programs=1)
+    return AttentionConfig(block_rows, min(64, most_keys), num_warps=warps)
 
 
 def choose_fast_config(

@@ -146,6 +146,12 @@ def choose_product(
     can_stream = few is not None and has_warpgroups(device)
     if few is None:
         few = _few_rows_in_tiles(rows, inputs, outputs, bits, processors, shared_bytes, dtype)
+        if row_invariant and dtype in DTYPES_OF_16_BITS and has_warpgroups(device):
+            # The instructions of a warp would add other groups of 16 inputs: a thread has four
+            # consecutive numbers of eight bits, and those of a warpgroup two.
+            few = replace(
+                few, outputs=64, rows=max(16, few.rows), num_warps=4, num_stages=3, unroll=1
+            )
     if dtype == torch.float32:
         return few
     if can_stream and LEAST_WARPGROUP_ROWS <= rows <= MOST_STREAMED_ROWS:

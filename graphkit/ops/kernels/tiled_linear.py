@@ -133,7 +133,9 @@ def tile_sums(
             total = _add_block(total, wide, low_inputs, factor, SCALES_BLOCKS, PRECISION)
         if SUMS > 1:  # noqa: SIM102 - the compiler knows this, the program the next
             if (index + 1) % SUM_STEPS == 0:
-                whole += total
+                # No plain addition: of a sum of one step, Triton 3.6 would make the sum of the
+                # product (its pass "combine"), which rounds after each instruction.
+                whole = tl.fma(total, 1.0, whole)
                 total = tl.zeros([row.shape[0], inputs.shape[1]], tl.float32)
     if SUMS > 1:
         total = whole

@@ -50,6 +50,18 @@ def test_more_rows_stream_where_warpgroups_multiply(
     assert isinstance(chosen, StreamedProduct) == streams
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_that_does_not_stream_has_one_kind_of_instructions_for_all_rows(bits, monkeypatch):
+    monkeypatch.setattr(config, "multiprocessors", lambda _: (132, 233472))
+    monkeypatch.setattr(config, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(config, "has_warpgroups", lambda _: True)
+    sizes = 600, 1000, bits, torch.device("cuda"), torch.bfloat16
+    chosen = [config.choose_product(rows, *sizes) for rows in (1, 8, 16, 32, 33, 64, 256, 257)]
+    assert {product.pack for product in chosen} == {2}
+    assert len({(product.splits, product.sums) for product in chosen}) == 1
+    assert config.choose_product(1, *sizes, row_invariant=False).pack == 4
+
+
 @pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (4096, 2048), (32000, 4096)]
