@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,31 @@ def references(record: GraphRecord) -> Iterator[Reference]:
             for pointer in argument.pointers:
                 is_set = not is_optional_pointer(node, argument, pointer.offset)
                 yield Reference(node, index, pointer, is_set)
+
+
+class Readers:
+    """The nodes that point to memory, by address.
+
+    Args:
+        nodes: Nodes of a graph.
+        skipped: Kinds of memory that do not count, as in ``Pointer``.
+    """
+
+    def __init__(self, nodes: Sequence[Node], skipped: Collection[str] = ()) -> None:
+        self._nodes = nodes
+        self._places = sorted(
+            (pointer.address, place, index)
+            for place, node in enumerate(nodes)
+            for index, argument in enumerate(node.arguments)
+            for pointer in argument.pointers
+            if pointer.memory not in skipped
+        )
+
+    def first(self, begin: int, end: int) -> tuple[Node, int] | tuple[None, None]:
+        """Return the first node that points into a range, and the argument that does."""
+        inside = slice(*(bisect_left(self._places, (address,)) for address in (begin, end)))
+        place = min(((place, index) for _, place, index in self._places[inside]), default=None)
+        return (None, None) if place is None else (self._nodes[place[0]], place[1])
 
 
 def is_optional_pointer(node: Node, argument: Argument, offset: int) -> bool:

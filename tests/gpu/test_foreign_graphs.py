@@ -108,7 +108,7 @@ before = gk.graph_digest()
 assert gk.compare_digest(before) == ()
 engine.model[2].weight.data.zero_()
 for each in gk.compare_digest(before):
-    print(each.severity, each.kind, each.name)
+    print(each.severity, each.kind, *each.names)
 """
 
 PINNED = """
@@ -215,7 +215,9 @@ def test_a_fault_is_found_in_its_replay_and_node(program):
 
 def test_a_weight_zeroed_in_sleep_is_found(program):
     audited, found = first_finding(program(SLEEP))
-    assert audited.done.stdout.startswith("error weight Sequential.2.weight\n"), str(audited)
+    assert audited.done.stdout.startswith("error weight differs Sequential.2.weight\n"), str(
+        audited
+    )
     assert found.kind == "weight differs", str(audited)
 
 

@@ -233,7 +233,7 @@ before = gk.graph_digest()
 assert gk.compare_digest(before) == ()
 model.lm_head.weight.data.zero_()
 for each in gk.compare_digest(before):
-    print(each.severity, each.kind, each.name)
+    print(each.severity, each.kind, *each.names)
 """
 
 _MAPPED = (

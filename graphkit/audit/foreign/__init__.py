@@ -19,21 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphkit.audit.foreign.audit_files import collect_audit, found_fault
 from graphkit.audit.foreign.audit_options import REPORT_VARIABLE, AuditOptions
-from graphkit.audit.foreign.following import (
-    audit_graphs,
-    compare_digest,
-    graph_digest,
-)
-from graphkit.audit.foreign.graph_digest import (
-    DigestDifference,
-    GraphContents,
-    GraphDigest,
-    MemoryContents,
-)
-from graphkit.audit.foreign.graph_files import GraphFileWriter, RecordedProgram, collect
+from graphkit.audit.foreign.digest import GraphContents, GraphDigest, MemoryContents
+from graphkit.audit.foreign.following import audit_graphs, compare_digest, graph_digest
 from graphkit.audit.foreign.launch import run_python
+from graphkit.audit.foreign.process_files import (
+    GraphFileWriter,
+    RecordedProgram,
+    collect,
+    collect_audit,
+    first_fault,
+)
 from graphkit.audit.foreign.registration import register
 from graphkit.records import AuditCheck, AuditReport
 from graphkit.records.audit import NOT_CHECKED, Audit
@@ -41,7 +37,6 @@ from graphkit.records.audit import NOT_CHECKED, Audit
 __all__ = [
     "AuditOptions",
     "AuditedProgram",
-    "DigestDifference",
     "GraphContents",
     "GraphDigest",
     "GraphFileWriter",
@@ -81,19 +76,19 @@ def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedPro
         ConfigError: As for ``record_program``.
     """
     with tempfile.TemporaryDirectory("-graphkit-audit", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+        folder, command = Path(name), " ".join(arguments)
         exit_code = run_python(arguments, folder, options.environment())
-        report = collect_audit(folder, " ".join(arguments))
-        fault = found_fault(folder) if options.find_fault else None
+        report = collect_audit(folder, command)
+        fault = first_fault(folder) if options.find_fault else None
         if fault is not None:
             again = folder / "again"
             again.mkdir()
-            by_node = replace(options, node_by_node=(fault.graph, fault.replay))
-            run_python(arguments, again, by_node.environment())
-            repeated = collect_audit(again, " ".join(arguments))
+            run_python(arguments, again, replace(options, node_by_node=fault).environment())
+            repeated = collect_audit(again, command)
             report = report if repeated is None else _with_node(report, repeated)
         if report is None:
-            report = _without_graph(" ".join(arguments), why_no_graph((folder / "torch").exists()))
+            imported_torch = collect(folder, arguments, exit_code).imported_torch
+            report = _without_graph(command, why_no_graph(imported_torch))
         return AuditedProgram(exit_code, report)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REPORT_VARIABLE = "GRAPHKIT_AUDIT"
 """The environment variable that names the report, and turns the audit on."""
-_EVERY, _SECONDS, _MEGABYTES, _FAULT, _NODES = (
-    f"{REPORT_VARIABLE}_{name}" for name in ("EVERY", "SECONDS", "MEGABYTES", "FAULT", "NODES")
-)
+_NUMBERS = {"every": int, "seconds": float, "megabytes": int}
+"""Options that are numbers, each in a variable of its own, such as ``GRAPHKIT_AUDIT_EVERY``."""
+_FAULT, _NODES = f"{REPORT_VARIABLE}_FAULT", f"{REPORT_VARIABLE}_NODES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +49,25 @@ class AuditOptions:
         if not report:
             return None
         name, _, number = os.environ.get(_NODES, "").rpartition("#")
+        numbers: dict[str, Any] = {}
+        for option, kind in _NUMBERS.items():
+            with suppress(KeyError, ValueError):
+                numbers[option] = kind(max(float(os.environ[_variable(option)]), 0.0))
         return cls(
             report=Path(report).absolute(),
-            every=int(_number(_EVERY, 0)),
-            seconds=_number(_SECONDS, 2.0),
-            megabytes=int(_number(_MEGABYTES, 4096)),
             find_fault=os.environ.get(_FAULT) == "1",
             node_by_node=(name, int(number)) if number.isdecimal() else None,
+            **numbers,
         )
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that ``from_environment`` reads."""
-        variables = {
-            REPORT_VARIABLE: str(self.report),
-            _EVERY: str(self.every),
-            _SECONDS: str(self.seconds),
-            _MEGABYTES: str(self.megabytes),
-            _FAULT: "1" if self.find_fault else "0",
-        }
+        variables = {REPORT_VARIABLE: str(self.report), _FAULT: "1" if self.find_fault else "0"}
+        variables |= {_variable(option): str(getattr(self, option)) for option in _NUMBERS}
         if self.node_by_node is not None:
             variables[_NODES] = "{}#{}".format(*self.node_by_node)
         return variables
 
 
-def _number(variable: str, default: float) -> float:
-    try:
-        return max(float(os.environ.get(variable, default)), 0.0)
-    except ValueError:
-        return default
+def _variable(option: str) -> str:
+    return f"{REPORT_VARIABLE}_{option.upper()}"

@@ -8,41 +8,42 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import REPORT_VARIABLE, AuditOptions
-from graphkit.audit.foreign.graph_digest import DigestDifference, GraphDigest, differences
-from graphkit.audit.foreign.hooks import call_safely, observe_captures, observe_replays
+from graphkit.audit.foreign.digest import GraphDigest, differences, digest_of_graphs
+from graphkit.audit.foreign.hooks import (
+    RecordedCapture,
+    call_safely,
+    observe_captures,
+    observe_replays,
+)
+from graphkit.audit.foreign.process_files import AuditFileWriter, GraphFileWriter
 from graphkit.errors import ConfigError, short_repr
 
 if TYPE_CHECKING:
     from graphkit.audit.foreign.audits.program_audit import ProgramAudit
-    from graphkit.records import AuditReport
+    from graphkit.records import AuditReport, Finding
 
 _audits: list[ProgramAudit] = []
 """The audit of this process, once it has begun."""
 
 
-def follow(graph_class: Any, options: AuditOptions) -> None:
-    """Follow all graphs of a class that this process captures from now on.
+def hook_into(graph_class: Any) -> None:
+    """Audit or record the graphs of a class if this process belongs to a recording.
 
-    Imports of torch wait until the program captures, because the hooks are installed while torch is
-    still being imported.
+    Raises:
+        InspectError: This torch cannot keep a graph's template.
     """
-    writer = AuditFileWriter.from_environment(options.report)
-
-    def audit() -> ProgramAudit:
-        if not _audits:
-            from graphkit.audit.foreign.audits.program_audit import ProgramAudit
-
-            begin(ProgramAudit(options, writer))
-        return _audits[0]
-
-    observe_captures(graph_class, lambda: audit().new_capture())
-    observe_replays(graph_class, audit)
+    writer = GraphFileWriter.from_environment()
+    if writer is not None:
+        writer.mark_torch_imported()
+    if AuditOptions.from_environment() is not None:
+        follow_from_environment(graph_class)
+    elif writer is not None:
+        observe_captures(graph_class, lambda: RecordedCapture(writer))
 
 
 def follow_from_environment(graph_class: Any) -> None:
-    """Follow all graphs of a class if the environment asks for an audit.
+    """Follow the graphs of a class from now on if the environment asks for an audit.
 
     A class that is followed already is left alone: ``graphkit record`` hooks into it before
     ``graphkit.autoload`` does.
@@ -55,7 +56,17 @@ def follow_from_environment(graph_class: Any) -> None:
         return
     # Absolute, for child processes with another working directory.
     os.environ[REPORT_VARIABLE] = str(options.report)
-    follow(graph_class, options)
+    writer = AuditFileWriter.from_environment(options.report)
+
+    def audit() -> ProgramAudit:
+        if not _audits:  # torch is imported by now
+            from graphkit.audit.foreign.audits.program_audit import ProgramAudit
+
+            begin(ProgramAudit(options, writer))
+        return _audits[0]
+
+    observe_captures(graph_class, lambda: audit().new_capture())
+    observe_replays(graph_class, audit)
 
 
 def begin(audit: ProgramAudit) -> None:
@@ -112,16 +123,12 @@ def graph_digest() -> GraphDigest:
     Raises:
         ConfigError: As for ``audit_graphs``.
     """
-    from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
-
     audit = _running()
     return digest_of_graphs(audit.current_device(), audit.graphs)
 
 
-def compare_digest(
-    before: GraphDigest, after: GraphDigest | None = None
-) -> tuple[DigestDifference, ...]:
-    """Return what differs from an earlier digest, errors first.
+def compare_digest(before: GraphDigest, after: GraphDigest | None = None) -> tuple[Finding, ...]:
+    """Return a finding for all that differs from an earlier digest, errors first.
 
     Memory that is gone, weights and pool memory that became zero, and changed nodes are errors, and
     findings of the report as well. Other weights that differ are notes: an update changes them on
@@ -138,11 +145,11 @@ def compare_digest(
     for name, value in {"before": before, "after": after}.items():
         if not isinstance(value, GraphDigest) and (name == "before" or value is not None):
             raise ConfigError(f"{name} must be a GraphDigest, got {short_repr(value)}.", field=name)
-    all_differences = differences(before, graph_digest() if after is None else after)
-    for difference in all_differences:
-        if difference.severity == "error" and _audits:
-            _audits[0].results.add_finding(difference.finding())
-    return all_differences
+    findings = differences(before, graph_digest() if after is None else after)
+    for finding in findings:
+        if finding.severity == "error" and _audits:
+            _audits[0].results.add_finding(finding)
+    return findings
 
 
 def _running() -> ProgramAudit:

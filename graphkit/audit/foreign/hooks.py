@@ -1,7 +1,8 @@
-"""Hooks into the captures and replays of ``torch.cuda.CUDAGraph``.
+"""Hooks into the captures and replays of ``torch.cuda.CUDAGraph``, and observers of a capture.
 
 An error in a hook never reaches the program: the first one of a process is printed to stderr, the
-others are dropped.
+others are dropped. Imports of torch wait until the program captures, because the hooks are
+installed while torch is still being imported.
 """
 
 from __future__ import annotations
@@ -13,31 +14,75 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from graphkit.audit.foreign.audit_options import AuditOptions
-from graphkit.audit.foreign.capture_observers import CaptureObserver, RecordedCapture
-from graphkit.audit.foreign.graph_files import GraphFileWriter
+from graphkit.audit.foreign.process_files import GraphFileWriter
 from graphkit.errors import InspectError
 
 if TYPE_CHECKING:
-    from graphkit.audit.foreign.audits.program_audit import ProgramAudit
+    from graphkit.graphs.attribution import Attribution
 
 _OFTEN = 8
 """Replays that are all compared with those of other ranks; then every power of two."""
 _errors: list[str] = []
 
 
-def hook_into(graph_class: Any) -> None:
-    """Record all graphs of ``torch.cuda.CUDAGraph`` if this process belongs to a recording.
+class CaptureObserver:
+    """Methods that are called at the steps of one capture, in this order.
 
-    Raises:
-        InspectError: This torch cannot keep a graph's template.
+    Attributes:
+        attribution: Origins of the nodes; ``None`` if the beginning was not observed.
+        captured_at: The line that captures; empty if the beginning was not observed.
+        observe: Called for each operation, see ``Attribution``; ``None`` for nothing.
     """
-    writer, options = GraphFileWriter.from_environment(), AuditOptions.from_environment()
-    if writer is not None:
-        writer.mark_torch_imported()
-    if writer is None or options is not None:  # ``following`` audits the graphs
-        return
-    observe_captures(graph_class, lambda: RecordedCapture(writer))
+
+    def __init__(self) -> None:
+        self.attribution: Attribution | None = None
+        self.captured_at = ""
+        self.observe: Any = None
+
+    def before_begin(self) -> None:
+        """Note the line that captures, before the stream captures."""
+        from graphkit.graphs.attribution import Attribution
+        from graphkit.graphs.source_lines import caller_line
+
+        self.attribution = Attribution(observe=self.observe)
+        self.captured_at = caller_line()
+
+    def after_begin(self) -> None:
+        """Start to attribute nodes, as soon as the stream captures."""
+        if self.attribution is not None:
+            self.attribution.__enter__()
+
+    def before_end(self) -> None:
+        """Stop attributing nodes, while the stream still captures."""
+        if self.attribution is not None:
+            self.attribution.__exit__()
+
+    def after_end(self, graph: Any) -> None:
+        """Use the graph, once it can be replayed."""
+        raise NotImplementedError
+
+
+class RecordedCapture(CaptureObserver):
+    """Writes the finished graph, without a replay: replays have effects in the program.
+
+    Args:
+        writer: The writer of this process.
+    """
+
+    def __init__(self, writer: GraphFileWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def after_end(self, graph: Any) -> None:
+        """Inspect and write the graph."""
+        from graphkit.graphs.walk import inspect_graph
+
+        place = self.captured_at
+        self._writer.write(
+            lambda: inspect_graph(
+                graph, attribution=self.attribution, name=place, captured_at=place
+            )
+        )
 
 
 def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserver]) -> None:
@@ -85,7 +130,7 @@ def observe_captures(graph_class: Any, new_observer: Callable[[], CaptureObserve
     graph_class.capture_end = capture_end
 
 
-def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None:
+def observe_replays(graph_class: Any, audit: Callable[[], Any]) -> None:
     """Count the replays of the followed graphs of a class, and let the audit run those to check.
 
     Between checks a replay costs one Python call more than without the audit. A graph that is reset
@@ -93,7 +138,7 @@ def observe_replays(graph_class: Any, audit: Callable[[], ProgramAudit]) -> None
 
     Args:
         graph_class: ``torch.cuda.CUDAGraph``.
-        audit: Returns the audit of this process.
+        audit: Returns the ``ProgramAudit`` of this process.
     """
     replay, reset = graph_class.replay, graph_class.reset
     register = getattr(graph_class, "register_generator_state", None)  # none without CUDA
@@ -139,9 +184,6 @@ def call_safely(hook: Callable[..., None], *args: Any) -> None:
     except Exception as error:
         _errors.append(f"{type(error).__name__}: {error}")
         if len(_errors) == 1:
-            _print_error(f"the recording of process {os.getpid()} is incomplete: {_errors[0]}")
-
-
-def _print_error(text: str) -> None:
-    with contextlib.suppress(Exception):  # stderr may be closed, or a broken pipe
-        sys.stderr.write(f"graphkit record: {text}\n")
+            text = f"the recording of process {os.getpid()} is incomplete: {_errors[0]}"
+            with contextlib.suppress(Exception):  # stderr may be closed, or a broken pipe
+                sys.stderr.write(f"graphkit record: {text}\n")

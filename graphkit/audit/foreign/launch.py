@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE
+from graphkit.audit.foreign.process_files import FOLDER_VARIABLE
 from graphkit.errors import ConfigError
 
 STARTUP = Path(__file__).with_name("startup")

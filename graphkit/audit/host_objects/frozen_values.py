@@ -20,7 +20,7 @@ from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, va
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.errors import CaptureError, ReplayError
 from graphkit.graphs.operations import extent_bytes, has_storage
-from graphkit.records import Node, tensor_text
+from graphkit.records import tensor_text
 from graphkit.runners.capture_checks import FrozenValue
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
@@ -153,16 +153,17 @@ class FrozenValues:
         replaced = [tensor for tensor in held if (size, tensor) not in self._unread]
         if not replaced:
             return
-        from graphkit.graphs import inspect_graph  # loads when a tensor was replaced
+        # Loads when a tensor was replaced.
+        from graphkit.audit.replayable_graph import Readers
+        from graphkit.graphs import inspect_graph
 
         graph, names = self._runner.graphs[size], self._runner.memory_names()
-        nodes = inspect_graph(graph, names=names).nodes
+        readers = Readers(inspect_graph(graph, names=names).nodes, _OF_THE_STEP)
         for tensor in replaced:
-            place = next(_readers(nodes, tensor), None)
-            if place is None:
+            node, argument = readers.first(tensor.begin, tensor.end)
+            if node is None:
                 self._unread.add((size, tensor))
                 continue
-            node, argument = place
             yield FrozenValue(
                 tensor.name,
                 tensor.text,
@@ -221,13 +222,3 @@ class FrozenValues:
                     first.argument,
                     _ADVICE,
                 )
-
-
-def _readers(nodes: Sequence[Node], tensor: HeldTensor) -> Iterator[tuple[Node, int]]:
-    """Yield the nodes and the arguments that have an address in the memory of a tensor."""
-    for node in nodes:
-        for index, argument in enumerate(node.arguments):
-            for pointer in argument.pointers:
-                is_inside = tensor.begin <= pointer.address < tensor.end
-                if is_inside and pointer.memory not in _OF_THE_STEP:
-                    yield node, index

@@ -23,7 +23,7 @@ import torch
 from stand_in_device import StandInDevice
 import graphkit as gk
 from graphkit.audit.foreign import following, hooks
-from graphkit.audit.foreign.audit_files import AuditFileWriter
+from graphkit.audit.foreign.process_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from graphkit.audit.foreign.audits.static_memory import StaticMemory
 from graphkit.audit.replayable_graph import Reference, references
 from graphkit.audit.stale_memory.pool_memory import UNIT, Range, without
 from graphkit.graphs import Allocation
-from graphkit.records import GraphRecord, Node
+from graphkit.records import GraphRecord
 
 ACTIVE = "active_allocated"
 """State of the blocks of ``torch.cuda.memory_snapshot`` that hold a tensor or a workspace."""
@@ -121,15 +121,6 @@ def active_ranges(segments: Segments, pool: PoolId) -> list[Range]:
         for block in segment["blocks"]
         if block["state"] == ACTIVE
     ]
-
-
-def first_node_in(nodes: Sequence[Node], span: Range) -> tuple[Node | None, int | None]:
-    """Return the first node that points into a range, and the argument that does."""
-    for node in nodes:
-        for index, argument in enumerate(node.arguments):
-            if any(span[0] <= pointer.address < span[1] for pointer in argument.pointers):
-                return node, index
-    return None, None
 
 
 def _whole_units(span: Range) -> Range:

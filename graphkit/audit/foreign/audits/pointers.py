@@ -18,12 +18,11 @@ from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.followed_graph import (
     DEFAULT_POOL,
     FollowedGraph,
-    first_node_in,
     pool_id,
 )
 from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.replayable_graph import Reference
+from graphkit.audit.replayable_graph import Readers, Reference
 from graphkit.records import Pointer, count_of
 
 _REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
@@ -176,7 +175,7 @@ def _check_pool(followed: FollowedGraph, blocks: Blocks, check: Check) -> None:
     for span in followed.kept:
         if blocks.is_mapped(span[0]):
             continue
-        node, argument = first_node_in(followed.record.nodes, span)
+        node, argument = Readers(followed.record.nodes).first(*span)
         what = "a node" if node is None or argument is None else argument_text(node, argument)
         check.report(
             FindingKind.FREED_MEMORY,

@@ -18,7 +18,6 @@ from typing import Any
 from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.adapters.transformers import plug_in_if_imported
-from graphkit.audit.foreign.audit_files import AuditFileWriter
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
 from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked
@@ -41,7 +40,8 @@ from graphkit.audit.foreign.audits.process_report import ProcessReport
 from graphkit.audit.foreign.audits.rank_keys import RankKeys
 from graphkit.audit.foreign.audits.registered_graph import check_dispatch, registered_checks
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
-from graphkit.audit.foreign.capture_observers import CaptureObserver
+from graphkit.audit.foreign.hooks import CaptureObserver
+from graphkit.audit.foreign.process_files import AuditFileWriter
 from graphkit.audit.foreign.registration import registration_of
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range

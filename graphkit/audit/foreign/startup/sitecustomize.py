@@ -55,12 +55,10 @@ def _hook_into(module: ModuleType) -> None:
     root = os.path.abspath(os.path.join(_FOLDER, *[os.pardir] * 3))  # noqa: PTH100, PTH118
     sys.path.append(root)
     try:
-        from graphkit.audit.foreign.following import follow_from_environment
-        from graphkit.audit.foreign.hooks import hook_into
+        from graphkit.audit.foreign.following import hook_into
     finally:
         sys.path.remove(root)
     hook_into(module.CUDAGraph)
-    follow_from_environment(module.CUDAGraph)
 
 
 def _call_safely(hook: Callable[..., object], *args: object) -> None:

@@ -33,9 +33,9 @@ def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
     )
     found = {each.kind: each for each in gk.compare_digest(before, after)}
     assert {each.severity for each in found.values()} == {"error"}
-    assert found["template"].graphs == ("a",)
-    assert found["weight"].graphs == ("a", "b")
-    assert "`mm` (node 0)" in found["weight"].text
+    assert found["template differs"].modes == ("a",)
+    assert found["weight differs"].modes == ("a", "b")
+    assert "`mm` (node 0)" in found["weight differs"].text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE, GraphFileWriter, collect
+from graphkit.audit.foreign.process_files import FOLDER_VARIABLE, GraphFileWriter, collect
 from graphkit.records import ForeignRecord
 
 COMMAND = ("train.py", "--x")

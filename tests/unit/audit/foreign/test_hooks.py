@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from graphkit.audit.foreign import hooks
-from graphkit.audit.foreign.graph_files import FOLDER_VARIABLE
-from graphkit.audit.foreign.hooks import hook_into, observe_captures
+from graphkit.audit.foreign.following import hook_into
+from graphkit.audit.foreign.hooks import observe_captures
+from graphkit.audit.foreign.process_files import FOLDER_VARIABLE
 from graphkit.errors import InspectError
 
 CAPTURE_EVENTS = ["before_begin", "capture_begin", "after_begin", "before_end", "capture_end"]

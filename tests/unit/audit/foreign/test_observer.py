@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from graphkit.audit.foreign.capture_observers import RecordedCapture
-from graphkit.audit.foreign.graph_files import GraphFileWriter, collect
+from graphkit.audit.foreign.hooks import RecordedCapture
+from graphkit.audit.foreign.process_files import GraphFileWriter, collect
 from graphkit.errors import InspectError
 from graphkit.graphs import RecorderBackend
 

@@ -14,10 +14,9 @@ from torch import nn
 
 from graphkit.audit.foreign import following
 from graphkit.audit.foreign.audit_options import AuditOptions
-from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 from graphkit.audit.foreign.audits.static_memory import StaticMemories
-from graphkit.audit.foreign.graph_digest import differences
+from graphkit.audit.foreign.digest import differences, digest_of_graphs
 from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.graphs import tracked_objects
@@ -525,12 +524,12 @@ def test_a_weight_zeroed_in_sleep_is_an_error_and_an_update_a_note(make):
     before = digest(engine, audit)
     engine.layer.weight.fill_(2)
     (note,) = differences(before, digest(engine, audit))
-    assert (note.kind, note.severity, note.name) == ("weight", "note", "Layer.weight")
+    assert (note.kind, note.severity, note.names) == ("weight differs", "note", ("Layer.weight",))
     engine.layer.weight.zero_()
     (found,) = differences(before, digest(engine, audit))
-    assert (found.kind, found.severity, found.name) == ("weight", "error", "Layer.weight")
+    assert (found.kind, found.severity) == ("weight differs", "error")
     assert "`matmul` (node 0) at engine.py:3 in step" in found.text
-    assert_captured_here(found.graphs[0])
+    assert_captured_here(found.mode)
 
 
 def test_a_pool_dropped_in_sleep_is_an_error(make):
@@ -538,10 +537,10 @@ def test_a_pool_dropped_in_sleep_is_an_error(make):
     before = digest(engine, audit)
     engine.device.unmapped.add(engine.graph.pool())
     found = differences(before, digest(engine, audit))[0]
-    assert (found.kind, found.severity) == ("pool", "error")
+    assert (found.kind, found.severity) == ("pool differs", "error")
     assert "is gone" in found.text
     assert "`noise` (node 1)" in found.text
-    assert_captured_here(found.graphs[0])
+    assert_captured_here(found.mode)
 
 
 def gather(out, table, rows):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.audit.foreign.audits.graph_contents import digest_of_graphs
+from graphkit.audit.foreign.digest import digest_of_graphs
 from graphkit.records import Pointer
 
 SIZE = 64
