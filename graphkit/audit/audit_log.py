@@ -47,9 +47,6 @@ class Check:
 class AuditLog:
     """Checks and findings of a target's audits, in the order in which the audits ran.
 
-    Args:
-        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
-
     Attributes:
         tolerance: Multiple of the usual rounding that is allowed.
         checks: Finished checks.
@@ -93,13 +90,7 @@ class AuditLog:
 
 
 def argument_text(node: Node, argument: int, offset: int = 0) -> str:
-    """Return text such as ``argument 1 of `mul` (node 4)``.
-
-    Args:
-        node: The node.
-        argument: Index of the argument.
-        offset: Bytes from the beginning of the argument.
-    """
+    """Return text such as ``argument 1 of `mul` (node 4)``."""
     byte = f" at byte {offset}" if offset else ""
     return f"argument {argument}{byte} of `{node.short_name}` (node {node.index})"
 
@@ -121,12 +112,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def row_text(wrong: Mismatch, live: int) -> str:
-    """Return text such as ``row 3 of next_token_logits (request 1 of 2)``.
-
-    Args:
-        wrong: A wrong row.
-        live: Number of live requests.
-    """
+    """Return text such as ``row 3 of next_token_logits (request 1 of 2)``."""
     return f"row {wrong.row} of {wrong.field} (request {wrong.request} of {live})"
 
 

@@ -50,13 +50,7 @@ def baseline_graphs(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Gra
 def make_baseline(
     target: str, graphs: Sequence[GraphRecord], environment: Environment
 ) -> GraphBaseline:
-    """Return the lock of the graphs of a target.
-
-    Args:
-        target: Name of the target.
-        graphs: Its graphs.
-        environment: Where they were captured.
-    """
+    """Return the lock of the graphs of a target."""
     locked = tuple(_locked(graph) for graph in graphs)
     return GraphBaseline(
         target=target,

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.bits import checksum
 from graphkit.audit.canonical_memory import CanonicalMemory, Constant
-from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind

@@ -90,13 +90,7 @@ def _differing_arguments(
 def capture_differences(
     before: Sequence[CanonicalNode], after: Sequence[CanonicalNode], unset: UnsetBytes
 ) -> Iterator[CaptureDifference]:
-    """Yield the differences between two captures, in the order of their nodes.
-
-    Args:
-        before: The nodes of one capture.
-        after: Nodes of the other.
-        unset: Bytes to ignore.
-    """
+    """Yield the differences between two captures, in the order of their nodes."""
     for index, (one, other) in enumerate(zip(before, after, strict=False)):
         if one == other:
             continue
@@ -126,12 +120,7 @@ def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDiff
 
 
 def location(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
-    """Return where two captures differ, such as ``argument 1 of `mul` (node 4)``.
-
-    Args:
-        difference: The difference.
-        nodes: Nodes of the first capture.
-    """
+    """Return where two captures differ, such as ``argument 1 of `mul` (node 4)``."""
     if difference.what == "number of nodes":
         return "the number of nodes"
     if difference.what == "kernel":

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check, row_facts
+from graphkit.audit.bits import checksum
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
-from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphkit.audit.bits import checksum
 from graphkit.audit.host_objects.reachable_objects import MAX_ITEMS, ReachableObjects
 from graphkit.errors import short_repr
 from graphkit.records import count_of, tensor_text
@@ -29,8 +30,6 @@ _SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, *_SIZED, *_SCALARS)
 _MAX_TEXT = 40
 _MAX_ELEMENTS = 4
 """Tensors of up to this many elements are shown with their elements."""
-_CHUNK = 1 << 20
-"""Words that one step of a checksum reads, which bounds its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +142,6 @@ class ObjectSnapshot:
         if tensor.numel() <= _MAX_ELEMENTS:
             text = f"{text} {tensor.tolist()}"
         return ObjectSummary(text, (text, self._checksums[key]), address)
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return a number that depends on every bit of a strided tensor and on its position."""
-    dense = tensor.detach().contiguous()  # of one element it may still have any stride
-    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
-    whole = len(data) // 8 * 8
-    total = 0
-    for begin in range(0, whole, 8 * _CHUNK):
-        words = data[begin : min(begin + 8 * _CHUNK, whole)].clone().view(torch.int64)
-        odd = torch.arange(1 + begin // 4, 1 + begin // 4 + 2 * len(words), 2, device=words.device)
-        total += int((words * odd).sum())
-    rest = data[whole:].tolist()
-    return hash((total, len(data), *rest))
 
 
 def _is_summarized(value: Any) -> bool:

@@ -167,13 +167,7 @@ class Cause:
         return ", ".join(filter(None, (origin.module, origin.source))) if origin else ""
 
     def facts(self, runner: Runner[Any, Any], size: int, weights: Weights) -> dict[str, Any]:
-        """Return what ``Check.report`` takes to name the node and the cache.
-
-        Args:
-            runner: Captured.
-            size: Captured size of the graph that has the node.
-            weights: The model, or its weights by name.
-        """
+        """Return what ``Check.report`` takes to name the node and the cache."""
         names = () if self.cache is None else (self.cache.name,)
         if self.first is None:
             return {"names": names}

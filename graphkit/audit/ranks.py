@@ -29,10 +29,6 @@ NOT_ON_RANKS = {
 def on_any_rank(runner: Runner[Any, Any], is_needed: bool) -> bool:
     """Return whether any rank of the runner's group needs a step of an audit, which all then run.
 
-    Args:
-        runner: Without a group, only this process counts.
-        is_needed: Whether this rank needs it.
-
     Raises:
         CaptureFailure: A rank has left.
     """
@@ -40,11 +36,7 @@ def on_any_rank(runner: Runner[Any, Any], is_needed: bool) -> bool:
 
 
 def merged_reports(reports: Iterable[AuditReport]) -> AuditReport:
-    """Return the report of rank 0, with the findings that only other ranks have.
-
-    Args:
-        reports: Of all ranks, in their order.
-    """
+    """Return the report of rank 0, with the findings that only other ranks have."""
     first, *others = reports
     findings = list(first.findings)
     for rank, report in enumerate(others, 1):

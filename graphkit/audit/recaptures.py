@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from graphkit.audit.bits import checksum
 from graphkit.audit.canonical_nodes import CanonicalNode, canonical_nodes
 from graphkit.audit.capture_differences import (
     CaptureDifference,
@@ -28,7 +29,6 @@ from graphkit.audit.capture_differences import (
     differing_bytes,
     filled_bytes,
 )
-from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.replayable_graph import is_optional_pointer
 from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
@@ -145,23 +145,13 @@ class Recaptures:
         self._kept = {}
 
     def nodes(self, change: Change | None = None, stack_fill: int = 0) -> CanonicalBySize:
-        """Capture every size, and return the canonical nodes.
-
-        Args:
-            change: The change.
-            stack_fill: Content of the bytes that kernels leave unset, see ``Attribution``.
-        """
+        """Capture every size, and return the canonical nodes."""
         attribution = Attribution(self._weights, stack_fill=stack_fill)
         with self.captured(change, attribution) as graphs:
             return self._canonical(graphs)
 
     def baseline(self, *, is_repeated: bool = False) -> Baseline:
-        """Capture without a change.
-
-        Args:
-            is_repeated: Whether to capture a second time, which shows whether captures are
-                deterministic.
-        """
+        """Capture without a change."""
         with self.captured(attribution=Attribution(self._weights)) as graphs:
             first = self._canonical(graphs)
             records = {
@@ -195,13 +185,7 @@ class Recaptures:
     def confirmed(
         self, baseline: Baseline, change: Change, by_size: DifferencesBySize
     ) -> DifferencesBySize:
-        """Return those of the differences that a change causes.
-
-        Args:
-            baseline: A capture without the change.
-            change: The change.
-            by_size: What ``differences`` returned for it.
-        """
+        """Return those of the differences that a change causes."""
         for stack_fill, changed_first in _CONFIRMATIONS if self.is_cuda else ((0, True),):
             if on_any_rank(self.runner, any(by_size.values())):
                 again = self._compare_again(baseline, change, stack_fill, changed_first)

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.bits import same_bits
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container, containers
 from graphkit.audit.host_objects.forward_objects import reads
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
-from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
@@ -54,11 +54,6 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
     """Report the tensors that the forward leaves in objects and that replays do not set.
 
     Restores declared state, and what the forward holds on the host.
-
-    Args:
-        target: Draws the batches.
-        runner: A runner of the target, captured.
-        log: Receives the findings, if there are any.
     """
     sizes = {runner.table.largest, runner.table.sizes[0]}
     batches = [target.batch(runner.mode, size, SEED + size) for size in sorted(sizes, reverse=True)]
@@ -138,14 +133,9 @@ def _side_outputs(first: _Left, second: _Left) -> _Held:
         if id(tensor) in held or storage_id(tensor) in second.inputs:
             continue
         _, _, other = first.tensors.get(name, (None, None, None))
-        if other is None or not _is_equal(tensor, other):
+        if other is None or not same_bits(tensor, other):
             outputs[name] = container, key, tensor
     return outputs
-
-
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    is_alike = one.shape == other.shape and one.dtype == other.dtype
-    return is_alike and checksum(one) == checksum(other)
 
 
 def _lines(

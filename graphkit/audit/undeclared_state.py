@@ -43,10 +43,6 @@ def undeclared_state(
     changes, such as a counter or a maximum over all steps, is not state of requests. Restores what
     the replay changes.
 
-    Args:
-        runner: Captured.
-        batch: Inputs of the runner's mode.
-
     Returns:
         The state, and the names of the tensors that were not searched, see ``undeclared_tensors``.
     """
@@ -71,13 +67,7 @@ def undeclared_state(
 
 
 def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Extend the state of a captured runner by undeclared state, and report what is new.
-
-    Args:
-        target: Makes the batch.
-        runner: Its ``mutable_state`` is extended.
-        log: Receives the finding, and a check that lists tensors that were not searched.
-    """
+    """Extend the state of a captured runner by undeclared state, and report what is new."""
     batch = target.batch(runner.mode, runner.table.largest, SEED)
     state, left = undeclared_state(runner, batch)
     runner.mutable_state |= state
@@ -111,10 +101,6 @@ def undeclared_tensors(
     runner: Runner[Any, Any], weights: Weights = None
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the tensors by name that the forward reaches, except parameters and declared ones.
-
-    Args:
-        runner: Captured.
-        weights: Tensors to leave out: the model, or its weights by name.
 
     Returns:
         The smallest tensors, ``COPY_BUDGET`` bytes together, and the names of the others.

@@ -30,12 +30,8 @@ from graphkit.runners.targets import CaptureTarget
 def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
     """Report what capturing a runner's graphs changes.
 
-    Restores what the forward holds on the host.
-
-    Args:
-        target: The target. Lazy caches are found only if its forward has not run before.
-        runner: A runner of the target. Nothing may be replayed meanwhile.
-        log: Collects the findings.
+    Restores what the forward holds on the host. Lazy caches are found only if the forward has not
+    run before.
 
     Raises:
         CaptureError: The forward cannot be captured.

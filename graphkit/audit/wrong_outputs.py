@@ -93,11 +93,6 @@ def _modules(roots: Any) -> Iterator[nn.Module]:
 def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto") -> None:
     """Report the first row whose logits differ from the logits of ``target.model``.
 
-    Args:
-        target: The wrapper and its model.
-        log: Collects the finding.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
     Raises:
         TargetError: The target or its model cannot be compared, see ``compare_wrapper``.
     """

@@ -93,11 +93,7 @@ def audit_program(arguments: Sequence[str], options: AuditOptions) -> AuditedPro
 
 
 def why_no_graph(imported_torch: bool) -> str:
-    """Return why a program captured no graph.
-
-    Args:
-        imported_torch: Whether any process of the program imported torch.
-    """
+    """Return why a program captured no graph."""
     import torch
 
     if not imported_torch:

@@ -165,7 +165,7 @@ def _memory(followed: FollowedGraph) -> Iterator[tuple[int, int, str, str]]:
 
 def _checksum(device: Any, blocks: Blocks, begin: int, end: int) -> tuple[int | None, bool]:
     """Return the checksum of memory, and whether it is zero; ``None`` if it is gone."""
-    from graphkit.audit.foreign.audits.watched_memory import chunk_sums
+    from graphkit.audit.bits import chunk_sums
 
     last = blocks.at(end - 1)
     is_allocated = blocks.at(begin) is not None and last is not None and end <= last.end

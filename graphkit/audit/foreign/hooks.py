@@ -63,11 +63,7 @@ class CaptureObserver:
 
 
 class RecordedCapture(CaptureObserver):
-    """Writes the finished graph, without a replay: replays have effects in the program.
-
-    Args:
-        writer: The writer of this process.
-    """
+    """Writes the finished graph, without a replay: replays have effects in the program."""
 
     def __init__(self, writer: GraphFileWriter) -> None:
         super().__init__()
@@ -135,10 +131,6 @@ def observe_replays(graph_class: Any, audit: Callable[[], Any]) -> None:
 
     Between checks a replay costs one Python call more than without the audit. A graph that is reset
     is not followed any more.
-
-    Args:
-        graph_class: ``torch.cuda.CUDAGraph``.
-        audit: Returns the ``ProgramAudit`` of this process.
     """
     replay, reset = graph_class.replay, graph_class.reset
     register = getattr(graph_class, "register_generator_state", None)  # none without CUDA

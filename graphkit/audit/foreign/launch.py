@@ -35,11 +35,6 @@ def run_python(
     The program gets this process's interpreter, interpreter options and open files. Signals sent
     to this process are forwarded, except those from the terminal, which reach the program directly.
 
-    Args:
-        arguments: Arguments of Python.
-        folder: The folder of the recording.
-        variables: Further variables of the program's environment.
-
     Returns:
         The exit code; 128 plus the signal's number if a signal ended the program, as in a shell.
 

@@ -31,10 +31,6 @@ class Architecture:
     A number is a constant if it is named like one, if a configuration or an object of an installed
     library holds it, if it is a size of a weight or a power of one, or if it is the length of a
     list of modules or tensors.
-
-    Args:
-        numbers: All numbers of the forward.
-        weights: The weights of the target.
     """
 
     def __init__(self, numbers: Iterable[HostNumber], weights: Iterable[torch.Tensor]) -> None:

@@ -32,11 +32,6 @@ from graphkit.runners.targets import CaptureTarget
 def audit_frozen_values(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
     """Report host values that a runner's graphs captured.
 
-    Args:
-        target: Declares what may change: its sample batches, and ``host_values``.
-        runner: A runner of the target, planned or captured. Nothing may be replayed meanwhile.
-        log: Collects the findings.
-
     Raises:
         CaptureError: The forward cannot be captured.
         TargetError: A host value has fewer than two values.

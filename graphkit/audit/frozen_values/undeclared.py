@@ -110,12 +110,7 @@ class UndeclaredNumbers:
         ]
 
     def search(self, recaptures: Recaptures, baseline: Baseline) -> None:
-        """Change the candidates and capture again, until each is known or captures are used up.
-
-        Args:
-            recaptures: Captures the graphs again.
-            baseline: A capture without a change.
-        """
+        """Change the candidates and capture again, until each is known or captures are used up."""
         pending = [self.candidates] if self.candidates else []
         while pending:
             group = pending.pop(0)
@@ -185,14 +180,7 @@ def _order(numbers: Sequence[HostNumber]) -> int:
 def changed_names(
     forward: Any, setter: Callable[[Any], object], before: Any, after: Any
 ) -> tuple[str, ...]:
-    """Return the names of the numbers, lists and sets that a setter changes.
-
-    Args:
-        forward: The forward that reads them.
-        setter: Sets a declared host value, which is ``before`` now.
-        before: One of its values.
-        after: Another one.
-    """
+    """Return the names of the numbers, lists and sets that a setter changes."""
 
     def numbers() -> dict[str, str]:
         return {number.name: repr(number.before) for number in HostNumbers(forward).numbers}

@@ -235,24 +235,14 @@ def _slots(name: str, value: Any) -> Iterator[Container]:
 
 
 def class_values(cls: type, hidden: Collection[str]) -> Container:
-    """Return the numbers, tensors and collections among the attributes of a class.
-
-    Args:
-        cls: The class.
-        hidden: Attributes that an instance has, too.
-    """
+    """Return the numbers, tensors and collections among the attributes of a class."""
     container = _ClassAttributes(type_name(cls), cls, lambda key: key not in hidden)
     container.owner = cls
     return container
 
 
 def containers(name: str, value: Any) -> Iterator[Container]:
-    """Yield the containers of an object's own values.
-
-    Args:
-        name: Name of the object.
-        value: The object.
-    """
+    """Yield the containers of an object's own values."""
     attributes = own_attributes(value)
     if is_a(value, nn.Module):
         yield Container(name, attributes, lambda key: key not in _MODULE_ATTRIBUTES)

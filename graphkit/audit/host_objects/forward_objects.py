@@ -37,11 +37,7 @@ _WRITING = frozenset(
 
 
 class ForwardObjects:
-    """The objects that a forward, or each of a sequence, can reach; see ``runners.host_objects``.
-
-    Args:
-        forward: The forward, as the user passed it.
-    """
+    """The objects that a forward, or each of several, can reach; see ``runners.host_objects``."""
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward

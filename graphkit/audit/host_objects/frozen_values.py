@@ -59,11 +59,7 @@ class HeldTensor:
 
 
 class HeldTensors:
-    """The tensors that a forward holds, as of construction.
-
-    Args:
-        objects: What the forward reaches.
-    """
+    """The tensors that a forward holds, as of construction."""
 
     def __init__(self, objects: ReachableObjects) -> None:
         self._tensors = [
@@ -177,13 +173,7 @@ class FrozenValues:
             )
 
     def _compare(self, size: int, changed: Sequence[HostNumber], new: Sequence[HostNumber]) -> None:
-        """Capture with the values of the runner's capture, and with each new value.
-
-        Args:
-            size: The size.
-            changed: The numbers that have changed since the runner's capture.
-            new: Those of them to compare.
-        """
+        """Capture with the values of the runner's capture, and with each new value."""
         # Loads when a number has changed, which is rare.
         from graphkit.audit.capture_differences import location
         from graphkit.audit.recaptures import Change, Recaptures

@@ -85,9 +85,6 @@ class HostNumbers:
     A number counts if the code of the forward contains its name, or the name of the list or the
     dict that holds it. So does a set, whose members may decide a branch.
 
-    Args:
-        forward: The forward, or a sequence of forwards.
-
     Attributes:
         numbers: Each number once, with its value at construction.
         words: The words that the code of the forward contains.

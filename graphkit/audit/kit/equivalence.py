@@ -132,12 +132,6 @@ def assert_target_equivalent(
 def check_step(step: EngineStep, name: str, size: int, tolerance: float) -> None:
     """Check a property at a captured size.
 
-    Args:
-        step: The step, captured.
-        name: One of ``STEP_PROPERTIES``.
-        size: The size.
-        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
-
     Raises:
         AssertionError: The property does not hold. The text says why.
         TargetError: The engine's pools have no room for the requests.

@@ -21,12 +21,7 @@ _ROUNDING_IN_GRAPH = (
 
 
 def comparison_text(comparison: Comparison, bug: str) -> str:
-    """Return the text of a comparison that found a wrong replay.
-
-    Args:
-        comparison: Has a mismatch.
-        bug: Probable class of bug, and advice.
-    """
+    """Return the text of a comparison that found a wrong replay."""
     mismatch = comparison.mismatches[0]
     size = mismatch.padded_batch_size
     if mismatch.kind == NOT_FINITE:

@@ -30,11 +30,6 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
     Restores state and random numbers. Holds a copy of the target's ``mutable_state`` meanwhile;
     writes to other memory are not found.
 
-    Args:
-        target: Draws the batches, and declares the state.
-        runner: A runner of the target, captured.
-        log: Collects the findings: one per size and kind of finding.
-
     Raises:
         ReplayError: The runner is not captured.
     """

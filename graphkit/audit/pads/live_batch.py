@@ -68,12 +68,6 @@ class WrongReplay:
 class LiveBatch:
     """Replays variations of a live batch, and compares each with its first replay.
 
-    Args:
-        samples: Draws the batch.
-        size: The captured size.
-        live: Number of live requests.
-        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
-
     Attributes:
         replays: Number of replays so far.
     """

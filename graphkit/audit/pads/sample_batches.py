@@ -36,10 +36,6 @@ class SampleBatches:
     A context manager, which restores both when it ends. Holds a copy of the state, and of other
     tensors that the forward reaches, see ``undeclared_tensors``.
 
-    Args:
-        target: Makes the batches, and declares the state.
-        runner: One of the target's, captured.
-
     Attributes:
         runner: The runner.
         state: The declared state, compared with its copy.
@@ -124,12 +120,6 @@ class SampleBatches:
         """Return why rows of the step without a graph depend on the order of the requests.
 
         Runs nothing on several ranks, where only one of them may see the difference.
-
-        Args:
-            requests: The requests.
-            order: Another order of them.
-            size: A captured size.
-            kind: Kind of finding, unless a cache is at fault.
         """
         if self.runner.group is not None:
             return Cause(kind)
@@ -153,12 +143,7 @@ class SampleBatches:
     def first_stray_write(
         self, runs: EqualStateRuns, previous: Previous | None
     ) -> FirstNode | None:
-        """Return the first node that writes a row of state that is not the batch's.
-
-        Args:
-            runs: Runs of the batch.
-            previous: A batch to replay before it, and the captured size of that.
-        """
+        """Return the first node that writes a row of state that is not the batch's."""
         if previous is not None:
             self.leave(*previous)
         strays: list[int] = []

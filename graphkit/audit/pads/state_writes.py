@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.bits import first_difference_in_bits
 from graphkit.audit.row_axes import RowAxis, RowsByKind, reserved_rows, row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
 from graphkit.records import distinct_text
@@ -163,8 +164,8 @@ class _WatchedTensor:
     def _values(self, axis: RowAxis, row: int) -> tuple[str, str]:
         """Return the first changed number of a row, before and after."""
         both = [axis.rows(tensor)[:, row].flatten() for tensor in (self._saved, self.tensor)]
-        data = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in both]
-        first = int((data[0] != data[1]).any(1).nonzero()[0])
+        first = first_difference_in_bits(*both)
+        assert first is not None, "the row has changed"
         return distinct_text(*(numbers[first].item() for numbers in both))
 
 

@@ -39,11 +39,6 @@ def audit_rows(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
 
     Restores state and random numbers. Modes that draw random numbers are not compared: those belong
     to a row's place in the batch.
-
-    Args:
-        target: Draws the batches, and declares the state.
-        runner: A runner of the target, captured.
-        log: Collects the finding, at most one.
     """
     start = StateSnapshot(restorable_state(runner), runner.device)
     with log.check(Audit.ROWS, runner.mode.name) as check, start:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.bits import same_bits
 from graphkit.audit.runs.first_node import FirstNode, first_node_in
 from graphkit.audit.runs.forward_trace import ForwardTrace, Weights, traced
 from graphkit.audit.runs.live_rows import LiveRows, RowPlaces, matched_rows
@@ -86,10 +87,6 @@ class RowDifference:
 
         Integers, such as the index of a row in its batch, are compared only if no other number
         explains the difference.
-
-        Args:
-            rounding: Rounding of the step.
-            weights: The model, or its weights by name, to name modules by.
         """
 
         def traces(call: int) -> tuple[ForwardTrace, ForwardTrace]:
@@ -138,14 +135,6 @@ class KnownRows:
                         expected, run, (first, unit), name, (known[name], rows[name])
                     )
         return None
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same shape and dtype, and the same bits."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    bits = [tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*bits)
 
 
 def _floats(rows: LiveRows) -> LiveRows:

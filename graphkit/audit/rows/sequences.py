@@ -200,11 +200,6 @@ def sequences_of(
     """Yield the texts of a mode, none for a mode that computes no logits of the target.
 
     TARGET_VERIFY runs them together with DECODE.
-
-    Args:
-        target: The target.
-        runner: Its runner for the mode.
-        start: Restored before each text.
     """
     decode = ForwardMode.DECODE
     if runner.mode is ForwardMode.TARGET_VERIFY and decode in target.forwards:

@@ -198,11 +198,7 @@ class _ModeCapture:
         self.record: ModeRecord = replace(record.modes[0], sizes=checked, stats=runner.stats)
 
     def inspected(self, weights: Any) -> Iterator[GraphRecord]:
-        """Yield the record of each graph, with the cost of its nodes for a full batch.
-
-        Args:
-            weights: As for ``Runner.inspect``.
-        """
+        """Yield the record of each graph, with the cost of its nodes for a full batch."""
         for size in (size.batch_size for size in self.record.sizes):
             replay = partial(self._runner.replay, self._draw(size), padded_batch_size=size)
             with self._preserved():

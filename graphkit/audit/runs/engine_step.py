@@ -38,10 +38,6 @@ _MOST_NEW_TOKENS = 64
 class EngineStep:
     """The step of a target's engine, with random requests to run it on.
 
-    Args:
-        target: The target.
-        engine: Its engine, which runs no request.
-
     Attributes:
         eager_reason: Reason why the step has no graph, or an empty string.
     """

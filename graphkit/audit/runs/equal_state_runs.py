@@ -137,11 +137,7 @@ class EqualStateRuns:
         ) or compare(unpadded, self._last_padded, self._owner)
 
     def first_node(self, weights: Weights = None) -> FirstNode | None:
-        """Return the first node at which the padded step differs from the unpadded one.
-
-        Args:
-            weights: The model, or its weights by name, to name modules by.
-        """
+        """Return the first node at which the padded step differs from the unpadded one."""
         places = RowPlaces.before_pads(self.batch.batch_size, self.padded_batch_size)
         runs = self.padding_difference, self.padded
         return first_node(self.runner.step, runs, matched_rows(places), self.rounding, weights)
@@ -154,13 +150,7 @@ class EqualStateRuns:
     def graph_difference(
         self, padded: Tensors, replayed: Tensors, allowed: float = 0.0
     ) -> Mismatch | None:
-        """Return the first row of a replay that differs from the padded run.
-
-        Args:
-            padded: Output of the padded run.
-            replayed: Output of the replay.
-            allowed: Largest difference in ulp.
-        """
+        """Return the first row of a replay that differs from the padded run."""
         return first_difference(padded, replayed, self._owner, self.rounding, allowed)
 
     def judge_graph(self, padded: Tensors, replayed: Tensors) -> GraphVerdict:

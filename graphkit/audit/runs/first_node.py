@@ -116,13 +116,7 @@ def first_node_in(
 
 
 def node_at(trace: ForwardTrace, index: int, call: int) -> FirstNode:
-    """Return an operation of a traced call of the forward.
-
-    Args:
-        trace: The trace.
-        index: Index of the operation.
-        call: Index of the call.
-    """
+    """Return an operation of a traced call of the forward."""
     keys = [*map(_key, trace.ops, trace.origins)]
     return FirstNode(
         trace.ops[index],
@@ -154,11 +148,7 @@ class _DataFlow:
         self._steps: list[tuple[int | None, int | None]] = []
 
     def first(self, call: int) -> FirstNode | None:
-        """Return the first operation that the outputs of the second run follow from.
-
-        Args:
-            call: Index of the call that was traced.
-        """
+        """Return the first operation that the outputs of the second run follow from."""
         for pair in _matched(self._expected, self._got):
             self._steps.append(pair)
             self._follow(*pair)

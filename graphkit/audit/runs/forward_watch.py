@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphkit.audit.bits import first_difference_in_bits
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.runs.teacher_forcing import ForwardPair, wrapped_forward
 from graphkit.buffers import fields_of
@@ -173,11 +174,10 @@ def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:
 
 def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Mismatch | None:
     """Return the first number of a field that differs in any bit."""
-    one, other = (tensor.contiguous().flatten() for tensor in (before, now))
-    bits = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in (one, other)]
-    if torch.equal(*bits):
+    index = first_difference_in_bits(before, now)
+    if index is None:
         return None
-    index = int((bits[0] != bits[1]).any(1).nonzero()[0])
+    one, other = (tensor.flatten() for tensor in (before, now))
     has_lead = any(field.lead for field in fields_of(type(inputs)) if field.name == name)
     dim = 1 if has_lead else 0
     row = int(np.unravel_index(index, now.shape)[dim])

@@ -46,12 +46,7 @@ class RequestRun:
     state: Mapping[int, Tensors]
 
     def differences(self, got: RequestRun, rounding: Rounding) -> dict[str, Mismatch]:
-        """Return the first difference of everything that differs in another run, by name.
-
-        Args:
-            got: The other run, of as many steps.
-            rounding: Numbers may differ like those of two runs of one step.
-        """
+        """Return the first difference of everything that differs in another run, by name."""
         mismatches: dict[str, Mismatch] = {}
         for request, (row, state) in enumerate(self.state.items()):
             for name, one in state.items():
@@ -70,10 +65,6 @@ class RequestRun:
 
 class RequestRuns:
     """Runs the same requests in several ways. Each run begins with their prompts.
-
-    Args:
-        runner: Captured; the rows are free and have their KV slots.
-        requests: The requests.
 
     Attributes:
         runner, requests: The arguments of these names.

@@ -68,9 +68,6 @@ class TeacherForcing:
     """Records the forwards of one run of a step, and forces their results on another run.
 
     Applies to runs without a graph. Outside of its blocks the step is not affected.
-
-    Args:
-        step: The runner's.
     """
 
     def __init__(self, step: Step[Any]) -> None:

@@ -64,10 +64,6 @@ def first_divergence(
     """Capture a size again, next to the runner's graph, and find the first node that differs.
 
     Runs the forward. Leaves state and random numbers changed.
-
-    Args:
-        runs: Runs of a batch whose replay is wrong.
-        weights: The model, or its weights by name, to name nodes by.
     """
     runner, size = runs.runner, runs.padded_batch_size
     names = runner.memory_names(weights)

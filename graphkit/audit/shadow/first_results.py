@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.bits import checksum
 from graphkit.audit.node_switches import (
     Incomparable,
     Nodes,
@@ -25,7 +26,6 @@ from graphkit.audit.node_switches import (
     recorded_ops,
     switches,
 )
-from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
 from graphkit.graphs.recorded_graph import RecordedOp, replay_context

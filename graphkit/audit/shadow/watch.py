@@ -116,13 +116,7 @@ class ShadowWatch:
         return StateSnapshot(self._runner.mutable_state, self._runner.device, restore_host)
 
     def _compare(self, runs: EqualStateRuns, replayed: Tensors, after: StateSnapshot) -> None:
-        """Compare a replay with runs of its batch.
-
-        Args:
-            runs: Runs of the batch from the state before the replay.
-            replayed: Copies of the live rows that the replay computed.
-            after: The state after it.
-        """
+        """Compare a replay with runs of its batch."""
         self.compared += 1
         if self._bisect and self._findings.report_frozen(runs):
             return  # a run without a graph uses other values

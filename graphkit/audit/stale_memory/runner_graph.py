@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog, row_facts, row_text
+from graphkit.audit.bits import checksum
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
-from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns

@@ -40,12 +40,6 @@ class _StaleRead:
 def search_stale_memory(graph: ReplayableGraph, check: Check, most: int, advice: str) -> int | None:
     """Report every read of stale memory that is found.
 
-    Args:
-        graph: The graph. Its memory and state are left as the last replay left them.
-        check: Receives the findings.
-        most: Most findings.
-        advice: What to do.
-
     Returns:
         The number of bytes that were overwritten; ``None`` if replays do not repeat themselves.
     """

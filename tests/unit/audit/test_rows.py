@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import graphkit as gk
 from graphkit.audit import AUDITS, audit_target
+from graphkit.audit.bits import same_bits
 from graphkit.audit.locate_target import locate
-from graphkit.audit.rows.known_rows import same_bits
 from small_llama import SIZES
 
 ROOT = Path(gk.__file__).parents[1]

@@ -14,8 +14,9 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog
+from graphkit.audit.bits import checksum
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
-from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
+from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.audit.warmup import audit_warmup
 from graphkit.engine.kv import MHATokenToKVPool
 from small_targets import drafted_llama, llama_target

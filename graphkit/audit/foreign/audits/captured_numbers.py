@@ -196,11 +196,7 @@ class _Variables:
 
 
 class _Sources:
-    """Follows an expression to the numbers that the program holds.
-
-    Args:
-        stack: Variables of the user's frames, innermost first.
-    """
+    """Follows an expression to the numbers that the program holds."""
 
     def __init__(self, stack: Sequence[_Variables]) -> None:
         self._stack = stack

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.foreign.audits.followed_graph import FollowedGraph, pool_id
-from graphkit.audit.foreign.audits.watched_memory import CHUNK
+from graphkit.audit.bits import CHUNK
+from graphkit.audit.foreign.audits.followed_graph import FollowedGraph, blocks_of, pool_id
+from graphkit.audit.foreign.audits.watched_memory import WatchedMemory
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range, joined, without
 
@@ -26,44 +27,24 @@ class NotChecked(Exception):  # noqa: N818 - its text becomes the summary of a c
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a check may cost.
-
-    Attributes:
-        seconds: Time.
-        num_bytes: Memory for copies.
-    """
-
-    seconds: float
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedMemory:
     """The memory of one check.
 
     Attributes:
-        parts: Memory that replays may write or read, of the device and of the host, uint8.
-        copied: For each part, the ranges of bytes in it to copy before the program's replay.
+        watched: Memory that replays may write or read, of the device and of the host.
         scratch: Ranges of the pool that a replay must write before it reads them.
         mapped: Ranges of torch's allocator.
         room: Bytes that copies may take besides two of the scratch memory.
     """
 
-    parts: Sequence[torch.Tensor]
-    copied: Sequence[Sequence[Range]]
+    watched: WatchedMemory
     scratch: Sequence[Range]
     mapped: Sequence[Range]
     room: int
 
 
 def checked_memory(device: Any, followed: FollowedGraph, limit: int) -> CheckedMemory:
-    """Return the memory of a check.
-
-    Args:
-        device: The device; see ``CudaDevice``.
-        followed: The graph.
-        limit: Bytes that all copies may take.
+    """Return the memory of a check, whose copies may take ``limit`` bytes.
 
     Raises:
         NotChecked: The check would take more, or the size of memory that the graph points to is
@@ -90,14 +71,10 @@ def checked_memory(device: Any, followed: FollowedGraph, limit: int) -> CheckedM
             f"the pool has {mib(size)} of scratch memory, more than half of the {mib(limit)} that "
             "the check may use"
         )
-    blocks = [
-        (block["address"], block["address"] + block["size"])
-        for segment in segments
-        for block in segment["blocks"]
-    ]
+    blocks = [(block.begin, block.end) for block in blocks_of(segments)]
     room = limit - 2 * size
     copied = list(_copied(parts, [*blocks, *foreign, *host], room // 2))
-    return CheckedMemory(parts, copied, scratch, mapped, room)
+    return CheckedMemory(WatchedMemory(parts, copied), scratch, mapped, room)
 
 
 def mib(num_bytes: int) -> str:

@@ -26,11 +26,7 @@ Segments = Sequence[Mapping[str, Any]]
 
 
 class CudaDevice:
-    """The current CUDA device of the program.
-
-    Args:
-        index: Index of the device.
-    """
+    """The current CUDA device of the program."""
 
     backend = "cuda"
 

@@ -22,14 +22,7 @@ _SHOWN = 6
 
 
 def report_fault(text: str, error: str, check: Check, advice: str = FIND_ADVICE) -> None:
-    """Report that CUDA failed.
-
-    Args:
-        text: What failed, as a clause.
-        error: The error of CUDA.
-        check: Receives the finding.
-        advice: How to find the node.
-    """
+    """Report that CUDA failed."""
     check.text = f"CUDA failed: {error}"
     check.report(FindingKind.FAULT, f"{text}: {error}.", advice=advice, cause=error)
 
@@ -42,13 +35,6 @@ def replay_by_node(
     check: Check,
 ) -> bool:
     """Run the nodes of a replay one after the other, and report the first one that faults.
-
-    Args:
-        device: The device; see ``CudaDevice``.
-        followed: The graph.
-        graph: The ``CUDAGraph``.
-        replay: Replays it, with the nodes that are switched on.
-        check: Receives the finding.
 
     Returns:
         Whether a node faulted. The process can then not use the device any more.

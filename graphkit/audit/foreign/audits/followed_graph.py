@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphkit.audit.foreign.audits.captured_numbers import Calls, CapturedNumber
 from graphkit.audit.foreign.audits.device import PoolId, Segments
@@ -15,8 +15,6 @@ from graphkit.audit.stale_memory.pool_memory import UNIT, Range, without
 from graphkit.graphs import Allocation
 from graphkit.records import GraphRecord
 
-ACTIVE = "active_allocated"
-"""State of the blocks of ``torch.cuda.memory_snapshot`` that hold a tensor or a workspace."""
 DEFAULT_POOL: PoolId = (0, 0)
 
 
@@ -96,11 +94,9 @@ class FollowedGraph:
                 free, as the outputs of CUDA graph trees do.
         """
         free = [
-            (block["address"], block["address"] + block["size"])
-            for segment in segments
-            if pool_id(segment) == self.pool
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
+            (block.begin, block.end)
+            for block in blocks_of(segments)
+            if block.pool == self.pool and not block.is_active
         ]
         owned = (_whole_units(span) for span in (*self.kept, *storages))
         return without(sorted(free), owned)
@@ -112,15 +108,39 @@ def pool_id(segment: Any) -> PoolId:
     return int(first), int(second)
 
 
-def active_ranges(segments: Segments, pool: PoolId) -> list[Range]:
-    """Return the blocks of a pool that hold something."""
-    return [
-        (block["address"], block["address"] + block["size"])
-        for segment in segments
-        if pool_id(segment) == pool
-        for block in segment["blocks"]
-        if block["state"] == ACTIVE
-    ]
+class Block(NamedTuple):
+    """A block of torch's allocator.
+
+    Attributes:
+        begin, end: Its range of addresses.
+        state: ``active_allocated`` if it holds a tensor or a workspace, ``inactive`` if it is free.
+        pool: Id of its pool.
+    """
+
+    begin: int
+    end: int
+    state: str
+    pool: PoolId
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is not free, or not free yet."""
+        return self.state != "inactive"
+
+
+def blocks_of(segments: Segments) -> Iterator[Block]:
+    """Yield the blocks of segments of the allocator."""
+    for segment in segments:
+        for block in segment["blocks"]:
+            begin, end = block["address"], block["address"] + block["size"]
+            yield Block(begin, end, block["state"], pool_id(segment))
+
+
+def held_ranges(segments: Segments) -> Iterator[tuple[PoolId, Range]]:
+    """Yield pool and range of each block that holds a tensor or a workspace."""
+    for block in blocks_of(segments):
+        if block.state == "active_allocated":
+            yield block.pool, (block.begin, block.end)
 
 
 def _whole_units(span: Range) -> Range:

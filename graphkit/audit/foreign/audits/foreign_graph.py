@@ -15,12 +15,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.bits import CHUNK
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked, checked_memory, mib
+from graphkit.audit.foreign.audit_options import AuditOptions
+from graphkit.audit.foreign.audits.checked_memory import NotChecked, checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.rank_keys import has_collective
-from graphkit.audit.foreign.audits.registered_graph import DeclaredMemory, RegisteredGraph
-from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory
+from graphkit.audit.foreign.audits.watched_memory import DeclaredMemory, ReplayMemory
 from graphkit.audit.foreign.registration import Registration
 from graphkit.audit.launch import REPETITIONS, report_launch
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
@@ -28,6 +29,7 @@ from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory
 from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import PoolBlock
 from graphkit.records import GraphRecord, count_of
+from graphkit.runners.comparison.differences import Tensors
 
 _MOST = 3
 """Findings per check."""
@@ -38,15 +40,11 @@ _REPEATABLE = (
     "event wait", "op",
 )  # fmt: skip
 """Kinds of nodes that may run more often than the program asked for."""
+_UNEQUAL = "repeated replays from the same state differ"
 
 
 def refusal(record: GraphRecord, num_ranks: int) -> str:
-    """Return the reason why the replays of a graph cannot be repeated, or an empty string.
-
-    Args:
-        record: The graph.
-        num_ranks: Number of processes that exchange data with this one.
-    """
+    """Return the reason why the replays of a graph cannot be repeated, or an empty string."""
     if num_ranks > 1:
         return f"a repeated replay may wait for the other {num_ranks - 1} ranks"
     for node in record.nodes:
@@ -68,7 +66,7 @@ class ForeignGraph(ReplayableGraph):
         followed: The graph.
         graph: The ``CUDAGraph``.
         repeat: Replays the graph.
-        limits: What the check may cost.
+        options: What the check may cost.
         known: What the program has registered; ``None`` for nothing.
     """
 
@@ -78,14 +76,13 @@ class ForeignGraph(ReplayableGraph):
         followed: FollowedGraph,
         graph: Any,
         repeat: Callable[[], object],
-        limits: Limits,
+        options: AuditOptions,
         known: Registration | None = None,
     ) -> None:
-        self._device, self._followed, self._graph, self.known = device, followed, graph, known
-        self._repeat, self._limits = repeat, limits
-        self._exits = ExitStack()
-        self.record, self.allocations = followed.record, followed.allocations
-        self.kept = []
+        self._device, self._graph, self._repeat = device, graph, repeat
+        self._options, self._exits = options, ExitStack()
+        self.followed, self.known = followed, known
+        self.record, self.allocations, self.kept = followed.record, followed.allocations, []
 
     def prepare(self) -> None:
         """Take checksums and copies, before the program's replay.
@@ -93,20 +90,20 @@ class ForeignGraph(ReplayableGraph):
         Raises:
             NotChecked: The replay cannot be repeated, or the check would take too much memory.
         """
-        device, followed = self._device, self._followed
+        device, followed = self._device, self.followed
         reason = refusal(followed.record, device.num_ranks())
         if reason:
             raise NotChecked(reason)
         device.synchronize()
-        self.deadline = time.perf_counter() + self._limits.seconds
+        self.deadline = time.perf_counter() + self._options.seconds
         self._exits.enter_context(device.own_memory())
-        limit = min(self._limits.num_bytes, device.free_bytes() // 2)
-        self._memory: Any
+        limit = min(self._options.megabytes << 20, device.free_bytes() // 2)
+        self._memory: ReplayMemory
         if self.known is not None and self.known.state is not None:
             self._memory, self._checked = DeclaredMemory(self.known), None
         else:
-            self._checked = checked = checked_memory(device, followed, limit)
-            self._memory = WatchedMemory(checked.parts, checked.copied)
+            self._checked = checked_memory(device, followed, limit)
+            self._memory = self._checked.watched
         self._before_random = device.random_states(followed.generators)
 
     def begin(self) -> None:
@@ -115,34 +112,23 @@ class ForeignGraph(ReplayableGraph):
         Raises:
             NotChecked: It wrote more than may be copied.
         """
-        device = self._device
+        device, checked = self._device, self._checked
         device.synchronize()
-        self._after_random = device.random_states(self._followed.generators)
-        if self._checked is None:
-            self._memory.note_replay(self._limits.num_bytes)
+        self._after_random = device.random_states(self.followed.generators)
+        if checked is None:
+            self._memory.note_replay(self._options.megabytes << 20)
             self.memory = PoolMemory([], ())
             return
-        limit = self._checked.room // 4  # copies of the state after it, and what repetitions write
+        limit = checked.room // 4  # copies of the state after it, and what repetitions write
         written = self._memory.note_replay(limit)
         if written > limit:
             raise NotChecked(f"it writes {mib(written)}, too much to copy and restore")
-        scratch = [
-            PoolBlock(device.device_bytes(*span), is_live=False) for span in self._checked.scratch
-        ]
-        self.memory = PoolMemory(scratch, self._checked.mapped if scratch else ())
-
-    def registered(self) -> RegisteredGraph:
-        """Return the graph as its program has registered it."""
-        assert self.known is not None, "the program has registered it"
-        memory = self._memory
-        state = memory.state if isinstance(memory, DeclaredMemory) else dict
-        return RegisteredGraph(
-            self.known, self._followed.calls, self._rewind, self._repeat_and_wait, state
-        )
+        scratch = [PoolBlock(device.device_bytes(*span), is_live=False) for span in checked.scratch]
+        self.memory = PoolMemory(scratch, checked.mapped if scratch else ())
 
     def close(self) -> None:
         """Free the copies."""
-        for name in ("_memory", "_baseline", "memory"):
+        for name in ("_memory", "_checked", "_baseline", "memory"):
             self.__dict__.pop(name, None)
         self._exits.close()
 
@@ -152,23 +138,23 @@ class ForeignGraph(ReplayableGraph):
         Raises:
             NotChecked: Repetitions differ, or take too long.
         """
-        began = time.perf_counter()
+        began, limit = time.perf_counter(), self._options.seconds
         self._replay(None)
         self._baseline = self._memory.contents()
         self._replay(None)
         self._replay_seconds = (time.perf_counter() - began) / 2
         if self._memory.first_difference(self._baseline) is not None:
-            raise NotChecked("repeated replays from the same state differ")
-        if self._replay_seconds * _REPLAYS > self._limits.seconds:
+            raise NotChecked(_UNEQUAL)
+        if self._replay_seconds * _REPLAYS > limit:
             raise NotChecked(
                 f"a replay takes {self._replay_seconds:.2f} s, and {_REPLAYS} of them more than "
-                f"the {self._limits.seconds:g} s of a check"
+                f"the {limit:g} s of a check"
             )
         if self._checked is None:
             raise NotChecked("its program declares the rows that it writes, and no other memory")
         tested = search_stale_memory(self, check, _MOST, FindingKind.STALE_POOL_MEMORY.advice)
         if tested is None:
-            raise NotChecked("repeated replays from the same state differ")
+            raise NotChecked(_UNEQUAL)
         check.text = (
             f"overwrote {count_of(tested, 'byte')} of scratch memory between replays; compared "
             f"{mib(len(self._memory.written) * CHUNK)} that the graph writes"
@@ -185,41 +171,39 @@ class ForeignGraph(ReplayableGraph):
         text = f"{changed} differs from a replay after another replay"
         return Effect(text, {"field": changed.strip("`")})
 
-    def first_dependent(self, _poison: Poison, _unit: int) -> None:
-        """Return nothing: a replay per node would exceed the time of a check."""
-
-    def name_at(self, _address: int) -> str:
-        """Return nothing: no tensor is in scratch memory."""
-        return ""
-
-    def _rewind(self) -> None:
+    def rewind(self) -> None:
+        """Restore memory and random numbers to those before the program's replay."""
         self._memory.rewind()
         self.memory.restore()
-        self._device.set_random_states(self._before_random, self._followed.generators)
+        self._device.set_random_states(self._before_random, self.followed.generators)
 
-    def _repeat_and_wait(self) -> None:
+    def replay(self) -> None:
+        """Replay the graph on memory as it is, and wait."""
         self._repeat()
         self._device.synchronize()
 
+    def state(self) -> Tensors:
+        """Return copies of the state that the program has declared, with the rows first."""
+        return self._memory.state() if isinstance(self._memory, DeclaredMemory) else {}
+
     def _replay(self, poison: Poison | None) -> None:
-        self._rewind()
+        self.rewind()
         if poison is not None:
             self.memory.overwrite(poison)
-        self._repeat_and_wait()
+        self.replay()
 
     def _written_at(self, address: int) -> str:
         """Return what memory an address is in, for a sentence."""
-        for memory in self._followed.memories.values():
+        for memory in self.followed.memories.values():
             if memory.begin <= address < memory.end:
                 return f"`{memory.name}`"
-        for begin, end in self._followed.kept:
-            if begin <= address < end:
-                return "an output of the graph"
+        if any(begin <= address < end for begin, end in self.followed.kept):
+            return "an output of the graph"
         return "memory that the graph writes"
 
     def _measure_launch(self, check: Check) -> None:
         """Measure the launch, once per graph, while the state may change."""
-        followed = self._followed
+        followed = self.followed
         needed = REPETITIONS * self._replay_seconds
         left = self.deadline - time.perf_counter()
         if followed.replays > 1 or not followed.record.nodes or needed > left:
@@ -237,9 +221,9 @@ class ForeignGraph(ReplayableGraph):
             return
         self._memory.restore()
         self.memory.restore()
-        self._device.set_random_states(self._after_random, self._followed.generators)
+        self._device.set_random_states(self._after_random, self.followed.generators)
         self._device.synchronize()
-        changed = len(self._memory.changed_chunks())
+        changed = len(self._memory.changed())
         if changed:
             check.report(
                 FindingKind.STATE_NOT_RESTORED,

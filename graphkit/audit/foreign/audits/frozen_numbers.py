@@ -32,12 +32,6 @@ def check_numbers(
     """Report the numbers that a graph captured and that the program has changed since.
 
     Call it on the thread that replays: it reads variables of running functions.
-
-    Args:
-        followed: The graph.
-        graphs: All live graphs of the process.
-        keys: The keys under which the program keeps its graphs.
-        check: Receives the findings.
     """
     frames = running_frames()
     changed: dict[tuple[Any, ...], list[tuple[CapturedNumber, Any]]] = {}

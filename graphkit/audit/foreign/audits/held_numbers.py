@@ -45,11 +45,7 @@ class HeldNumber:
     before: Any
 
     def now(self, frames: Mapping[CodeType, FrameType]) -> Any:
-        """Return what the program holds there now; ``MISSING`` if the path has ended.
-
-        Args:
-            frames: The innermost running frame of each code.
-        """
+        """Return what the program holds there now; ``MISSING`` if the path has ended."""
         if isinstance(self.root, CodeType):
             frame = frames.get(self.root)
             return MISSING if frame is None else follow(frame.f_locals, self.steps)

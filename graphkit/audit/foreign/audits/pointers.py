@@ -10,15 +10,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.foreign.audits.device import PoolId, Segments
+from graphkit.audit.foreign.audits.device import Segments
 from graphkit.audit.foreign.audits.followed_graph import (
     DEFAULT_POOL,
+    Block,
     FollowedGraph,
-    pool_id,
+    blocks_of,
 )
 from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
 from graphkit.audit.live_tensors import LiveTensors
@@ -27,15 +28,6 @@ from graphkit.records import Pointer, count_of
 
 _REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
 _UNMAPPED_ADVICE = "Wake the memory up at the same addresses before the next replay."
-
-
-class Block(NamedTuple):
-    """A block of torch's allocator."""
-
-    begin: int
-    end: int
-    is_active: bool
-    pool: PoolId
 
 
 class Blocks:
@@ -49,16 +41,7 @@ class Blocks:
 
     def __init__(self, segments: Segments, is_mapped: Callable[[int], bool]) -> None:
         self.is_mapped = is_mapped
-        self._blocks = sorted(
-            Block(
-                block["address"],
-                block["address"] + block["size"],
-                block["state"] != "inactive",
-                pool_id(segment),
-            )
-            for segment in segments
-            for block in segment["blocks"]
-        )
+        self._blocks = sorted(blocks_of(segments))
 
     def at(self, address: int) -> Block | None:
         """Return the block that holds an address; ``None`` outside of the allocator's memory."""
@@ -72,12 +55,7 @@ def check_capture(
 ) -> None:
     """Report wrong pointers of a graph that was just captured, and note what the others point to.
 
-    Args:
-        followed: The graph; receives ``memories``.
-        blocks: The allocator's blocks.
-        live: The tensors of the process.
-        known: Storages that other graphs point to.
-        check: Receives the findings.
+    ``followed`` receives its ``memories``; ``known`` has those that other graphs point to.
     """
     references = list(followed.references())
     addresses = [reference.pointer.address for reference in references if reference.is_set]
@@ -143,12 +121,7 @@ def _check_copies(followed: FollowedGraph, check: Check) -> None:
 def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Check) -> None:
     """Report memory that was freed or replaced since the capture.
 
-    Without blocks it takes about a microsecond per address.
-
-    Args:
-        followed: The graph.
-        blocks: The allocator's blocks now; ``None`` looks at tensors alone.
-        check: Receives the findings.
+    Without blocks, it looks at tensors alone and takes about a microsecond per address.
     """
     checked = 0
     for reference in followed.references():

@@ -33,12 +33,7 @@ class ProcessReport:
 
     @contextmanager
     def check(self, audit: Audit, graph: str = "") -> Iterator[Check]:
-        """Run a check, which is added when the block ends. An error in it becomes its summary.
-
-        Args:
-            audit: The audit.
-            graph: Name of the graph; empty for a check of the whole process.
-        """
+        """Run a check, which is added when the block ends. An error in it becomes its summary."""
         log, interruption = AuditLog(), None
         with log.check(audit, graph) as check:
             try:

@@ -12,7 +12,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import Check
@@ -20,14 +19,13 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.adapters.transformers import plug_in_if_imported
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
-from graphkit.audit.foreign.audits.checked_memory import Limits, NotChecked
+from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
 from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
 from graphkit.audit.foreign.audits.followed_graph import (
     DEFAULT_POOL,
     FollowedGraph,
-    active_ranges,
-    pool_id,
+    held_ranges,
 )
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.audits.frozen_numbers import (
@@ -133,13 +131,13 @@ class ProgramAudit:
         name = captured_at or "an unknown line"
         name = name if number == 1 else f"{name} ({number})"
         segments, pool = device.segments(), device.pool_id(graph)
-        kept = [span for its_pool, span in active_before if its_pool == pool]
+        held = (*active_before, *held_ranges(segments))
         followed = FollowedGraph(
             name=name,
             graph=weakref.ref(graph),
             record=device.inspect(graph, attribution, name),
             pool=pool,
-            kept=tuple(sorted({*kept, *active_ranges(segments, pool)})),
+            kept=tuple(sorted({span for its_pool, span in held if its_pool == pool})),
             allocations=tuple(attribution.allocations) if attribution is not None else (),
             generators=tuple(getattr(graph, "_graphkit_generators", ())),
             captured_at=captured_at,
@@ -251,8 +249,9 @@ class ProgramAudit:
         self, followed: FollowedGraph, graph: Any, replay: Replay, is_changed: bool
     ) -> None:
         device, known = self.current_device(), registration_of(graph)
-        limits = Limits(self._options.seconds, self._options.megabytes << 20)
-        stale = ForeignGraph(device, followed, graph, lambda: replay(graph), limits, known)
+        repeated = ForeignGraph(
+            device, followed, graph, lambda: replay(graph), self._options, known
+        )
 
         def is_checked(audit: Audit, run: Callable[[Check], None]) -> bool:
             with self.results.check(audit, followed.name) as check:
@@ -260,20 +259,20 @@ class ProgramAudit:
             return not check.text.startswith(NOT_CHECKED)
 
         try:
-            is_prepared = is_checked(Audit.POOL_POISON, lambda _check: stale.prepare())
+            is_prepared = is_checked(Audit.POOL_POISON, lambda _check: repeated.prepare())
             replay(graph)
             # ``prepare`` has waited for all earlier work.
             if is_prepared and is_checked(Audit.POOL_POISON, self._refuse_failed(followed)):
-                if is_checked(Audit.POOL_POISON, lambda _check: stale.begin()):
-                    for audit, method in registered_checks(known) if known else ():
+                if is_checked(Audit.POOL_POISON, lambda _check: repeated.begin()):
+                    for audit, run in registered_checks(repeated):
                         # A graph with another number differs from its body for that reason.
                         if not (is_changed and audit is Audit.SHADOW):
-                            is_checked(audit, partial(_run_registered, stale, method))
-                    is_checked(Audit.POOL_POISON, stale.search)
-                is_checked(Audit.POOL_POISON, stale.restore)
+                            is_checked(audit, run)
+                    is_checked(Audit.POOL_POISON, repeated.search)
+                is_checked(Audit.POOL_POISON, repeated.restore)
         finally:
             with suppress(Exception):
-                stale.close()
+                repeated.close()
         if followed.replays == 1:
             with self.results.check(Audit.LAUNCH) as check:
                 used = count_of(device.num_streams(), "stream")
@@ -293,12 +292,7 @@ class ProgramAudit:
             )
 
     def _note_fault(self, text: str, followed: FollowedGraph | None = None) -> bool:
-        """Return whether CUDA failed, and report the first failure.
-
-        Args:
-            text: What failed, as a clause.
-            followed: The graph whose replay failed; ``None`` if other work did.
-        """
+        """Return whether CUDA failed, and report the first failure."""
         error = self._device.fault()
         if error and not self._fault:
             self._fault = True
@@ -338,16 +332,8 @@ class ProgramAudit:
         self.results.end()
 
 
-def _run_registered(stale: ForeignGraph, method: str, check: Check) -> None:
-    getattr(stale.registered(), method)(check)
-
-
 class FollowedCapture(CaptureObserver):
-    """Hands a finished graph to the audit.
-
-    Args:
-        program: The audit of this process.
-    """
+    """Hands a finished graph to the audit."""
 
     def __init__(self, program: ProgramAudit) -> None:
         super().__init__()
@@ -360,10 +346,8 @@ class FollowedCapture(CaptureObserver):
         self.search = NumberSearch()
         self.observe = self.search.note
         super().before_begin()
-        for segment in self._program.current_device().segments():
-            pool = pool_id(segment)
-            if pool != DEFAULT_POOL:
-                self._active += [(pool, span) for span in active_ranges([segment], pool)]
+        held = held_ranges(self._program.current_device().segments())
+        self._active = [(pool, span) for pool, span in held if pool != DEFAULT_POOL]
 
     def after_begin(self) -> None:
         """Let nothing wait for the device meanwhile."""

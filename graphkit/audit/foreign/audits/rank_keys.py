@@ -40,11 +40,6 @@ class RankKeys:
         """Report ranks whose replay of this number is of another graph.
 
         Graphs without collectives do not count: ranks may replay different ones.
-
-        Args:
-            number: Number of the replay, of all graphs of this process.
-            followed: The graph.
-            check: Receives the finding.
         """
         known = registration_of(followed.graph())
         key = "" if known is None or known.key is None else f" for {known.key()!r}"

@@ -12,6 +12,7 @@ from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
 from graphkit.audit.foreign.audits.checked_memory import NotChecked
+from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.registration import Registration, named_outputs
 from graphkit.audit.runs.first_node import first_node_in
 from graphkit.audit.runs.forward_trace import ForwardTrace, trace_function
@@ -50,108 +51,25 @@ def check_dispatch(known: Registration, check: Check) -> None:
         )
 
 
-class DeclaredMemory:
-    """The memory of a replay that its program has declared: inputs, outputs and rows of state.
-
-    In the place of ``WatchedMemory``.
-
-    Args:
-        known: What was registered, at the replay at hand.
-    """
-
-    def __init__(self, known: Registration) -> None:
-        self._tensors = {f"tensor {name}": tensor for name, tensor in known.written()}
-        self._rows = {
-            name: (tensor, axis, _indices(rows(), tensor.device))
-            for name, (tensor, axis, rows) in (known.state or {}).items()
-        }
-        self._before = self.contents()
-        self._after: dict[str, torch.Tensor] = {}
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """Names of what a replay may write."""
-        return tuple(self._before)
-
-    def note_replay(self, max_bytes: int) -> int:
-        """Copy the content after the program's replay, and return its size in bytes."""
-        self._after = self.contents()
-        return min(sum(tensor.nbytes for tensor in self._after.values()), max_bytes)
-
-    def rewind(self) -> None:
-        """Restore the content before the program's replay."""
-        self._put(self._before)
-
-    def restore(self) -> None:
-        """Restore the content after the program's replay."""
-        self._put(self._after)
-
-    def contents(self) -> dict[str, torch.Tensor]:
-        """Return copies of all declared memory as it is now."""
-        rows = {
-            name: tensor.index_select(axis, index)
-            for name, (tensor, axis, index) in self._rows.items()
-        }
-        return {name: tensor.clone() for name, tensor in self._tensors.items()} | rows
-
-    def first_difference(self, contents: Mapping[str, torch.Tensor]) -> int | None:
-        """Return an address in the first memory that differs from ``contents``, if one does."""
-        for name, now in self.contents().items():
-            if not torch.equal(_bits(now), _bits(contents[name])):
-                tensor = self._tensors.get(name)
-                return int((self._rows[name][0] if tensor is None else tensor).data_ptr())
-        return None
-
-    def changed_chunks(self) -> list[str]:
-        """Return the names of what differs from the state after the program's replay."""
-        now = self.contents()
-        return [name for name in now if not torch.equal(_bits(now[name]), _bits(self._after[name]))]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of the rows of state in the declared order, with the rows first."""
-        return {
-            name: tensor.index_select(axis, index).movedim(axis, 0)
-            for name, (tensor, axis, index) in self._rows.items()
-        }
-
-    def _put(self, contents: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in self._tensors.items():
-            tensor.copy_(contents[name])
-        for name, (tensor, axis, index) in self._rows.items():
-            tensor.index_copy_(axis, index, contents[name])  # equal rows where one is twice
-
-
 class RegisteredGraph:
     """A registered graph at one replay of the program.
 
     Args:
-        known: What was registered.
-        calls: The operations of the capture.
-        rewind: Restores memory and random numbers to those before the replay.
-        replay: Replays the graph on memory as it is, and waits.
-        state: Returns copies of declared state.
+        graph: Repeats the replay; its program has registered the outputs.
     """
 
-    def __init__(
-        self,
-        known: Registration,
-        calls: Calls,
-        rewind: Callable[[], None],
-        replay: Callable[[], None],
-        state: Callable[[], Tensors] = dict,
-    ) -> None:
-        self._known, self._calls = known, calls
-        self._rewind, self._replay, self._state = rewind, replay, state
-        self._live = min(known.live(), known.size) if known.size else 0
-        self._outputs = named_outputs(known.outputs)
+    def __init__(self, graph: ForeignGraph) -> None:
+        assert graph.known is not None, "the program has registered it"
+        self._graph, self._known = graph, graph.known
+        size = self._known.size
+        self._live = min(self._known.live(), size) if size else 0
+        self._outputs = named_outputs(self._known.outputs)
         dtypes = [t.dtype for t in self._outputs.values() if t.is_floating_point()]
         self._rounding = Rounding(min(dtypes, key=lambda d: d.itemsize, default=torch.float32))
 
     def check_shadow(self, check: Check) -> None:
         """Compare the live rows of a replay with a run of the body from the same state."""
-        self._rewind()
-        self._replay()
-        replayed = self._live_rows(self._outputs)
+        replayed = self._filled(None)
         calls: list[tuple[str, tuple[Any, ...], str]] = []
         body = self._run_body(calls)
         check.text = f"compared {count_of(self._live, 'live row')} with the body"
@@ -165,7 +83,7 @@ class RegisteredGraph:
             return
         where = row_text(verdict.wrong, self._live)
         facts = row_facts(verdict.wrong)
-        text, place = _first_other_call(self._calls, calls)
+        text, place = _first_other_call(self._graph.followed.calls, calls)
         check.report(
             FindingKind.GRAPH_BUG,
             f"{where} is {facts['after']} from the graph and {facts['before']} without it.{text}",
@@ -208,9 +126,9 @@ class RegisteredGraph:
             return
 
     def _filled(self, fill: Any) -> Tensors:
-        self._rewind()
+        self._graph.rewind()
         self._fill(fill)
-        self._replay()
+        self._graph.replay()
         return self._live_rows(self._outputs)
 
     def _fill(self, fill: Any) -> None:
@@ -223,7 +141,7 @@ class RegisteredGraph:
 
     def _run_body(self, calls: list[tuple[str, tuple[Any, ...], str]] | None = None) -> Tensors:
         assert self._known.body is not None, "a shadow needs a body"
-        self._rewind()
+        self._graph.rewind()
         with torch.no_grad(), _CallMode(calls if calls is not None else []):
             outputs = named_outputs(self._known.body())
         if outputs.keys() != self._outputs.keys():
@@ -236,7 +154,7 @@ class RegisteredGraph:
     def _live_rows(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
         return {
             name: tensor[: self._rows(len(tensor))].clone() if tensor.dim() else tensor.reshape(1)
-            for name, tensor in {**tensors, **self._state()}.items()
+            for name, tensor in {**tensors, **self._graph.state()}.items()
         }
 
     def _rows(self, length: int) -> int:
@@ -255,7 +173,7 @@ class RegisteredGraph:
 
         def trace(its_fill: Any) -> ForwardTrace:
             traced = ForwardTrace()
-            self._rewind()
+            self._graph.rewind()
             self._fill(its_fill)
             with torch.no_grad():
                 output = trace_function(traced, body)
@@ -304,17 +222,6 @@ def _first_other_call(
     return " Both run the same operations: memory that they read, or their code, was replaced.", {}
 
 
-def _indices(rows: Any, device: torch.device) -> torch.Tensor:
-    if isinstance(rows, slice):
-        rows = range(rows.start or 0, rows.stop, rows.step or 1)
-    index = rows if isinstance(rows, torch.Tensor) else torch.tensor(list(rows), dtype=torch.int64)
-    return index.to(device, torch.int64).flatten()
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
-
-
 def _zeros(row: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(row)
 
@@ -323,9 +230,12 @@ def _first_row(row: torch.Tensor) -> torch.Tensor:
     return row.clone() * _FLOAT_SCALE if row.is_floating_point() else row.clone()
 
 
-def registered_checks(known: Registration) -> Iterator[tuple[Audit, str]]:
-    """Yield the audits that need repeated replays, with the method that runs each."""
-    if known.outputs is not None and known.body is not None:
-        yield Audit.SHADOW, "check_shadow"
-    if known.outputs is not None and known.inputs and known.live_rows is not None:
-        yield Audit.PADS, "check_pads"
+def registered_checks(graph: ForeignGraph) -> Iterator[tuple[Audit, Callable[[Check], None]]]:
+    """Yield the audits that need repeated replays of a graph, with what runs each."""
+    known = graph.known
+    if known is None or known.outputs is None:
+        return
+    if known.body is not None:
+        yield Audit.SHADOW, lambda check: RegisteredGraph(graph).check_shadow(check)
+    if known.inputs and known.live_rows is not None:
+        yield Audit.PADS, lambda check: RegisteredGraph(graph).check_pads(check)

@@ -82,11 +82,6 @@ class StaticMemories:
 
         Takes three passes over the objects of the process if an address is in new memory, and
         otherwise none.
-
-        Args:
-            addresses: Addresses in memory of the device.
-            live: The tensors of the process.
-            block_at: Returns the allocator's block that an address is in.
         """
         addresses = list(addresses)
         new: dict[int, Sequence[torch.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Memory in chunks: which of them a replay writes, and how to restore those.
+"""Memory that a replay writes: which it is, and how to restore it between repetitions.
 
 All memory of the program may be read by a checksum, but only a part of it may be copied. Before the
 program's own replay, checksums of all chunks are taken, and copies of chunks up to a limit. The
@@ -11,24 +11,75 @@ repeated replay computes may therefore differ from the program's result, but not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from graphkit.audit.bits import CHUNK, chunk_sums, first_difference_in_bits, same_bits
+from graphkit.audit.foreign.registration import Registration
 from graphkit.audit.stale_memory.pool_memory import Range
-
-CHUNK = 1 << 20
-"""Bytes that are compared and copied as one."""
-_WORDS = CHUNK // 8
-_BATCH = 256
-"""Chunks that are summed at once, which bounds the temporary memory to 256 MiB."""
 
 Chunk = tuple[int, int]
 """Index of a part, and of a chunk in it."""
 
 
-class WatchedMemory:
-    """Parts of memory before, between and after replays.
+class ReplayMemory(ABC):
+    """Parts of memory by key, with their content before and after the program's replay."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, torch.Tensor] = {}
+        self._after: dict[Any, torch.Tensor] = {}
+
+    @property
+    def written(self) -> Sequence[Any]:
+        """Keys of the parts that the replay may have written; empty before ``note_replay``."""
+        return tuple(self._after)
+
+    @abstractmethod
+    def note_replay(self, max_bytes: int) -> int:
+        """Find what a replay wrote and copy its content.
+
+        Returns:
+            The bytes that were written. If they are more than ``max_bytes``, nothing was copied.
+        """
+
+    @abstractmethod
+    def contents(self) -> dict[Any, torch.Tensor]:
+        """Return copies of the written parts as they are now."""
+
+    @abstractmethod
+    def changed(self) -> Sequence[Any]:
+        """Return the keys of all parts that differ from the state after the program's replay."""
+
+    @abstractmethod
+    def _put(self, contents: Mapping[Any, torch.Tensor]) -> None:
+        """Write the content of parts."""
+
+    @abstractmethod
+    def _address(self, key: Any) -> int:
+        """Return the address of a part."""
+
+    def rewind(self) -> None:
+        """Restore the state that every repeated replay begins from."""
+        self._put({key: self._before.get(key, after) for key, after in self._after.items()})
+
+    def restore(self) -> None:
+        """Restore the state after the program's replay."""
+        self._put(self._after)
+
+    def first_difference(self, contents: Mapping[Any, torch.Tensor]) -> int | None:
+        """Return the address of the first element that differs from ``contents``, if one does."""
+        for key, now in self.contents().items():
+            index = first_difference_in_bits(now, contents[key])
+            if index is not None:
+                return self._address(key) + index * now.element_size()
+        return None
+
+
+class WatchedMemory(ReplayMemory):
+    """Memory in chunks.
 
     Args:
         parts: Memory, uint8, of any devices. On CUDA its addresses are multiples of 8.
@@ -36,6 +87,7 @@ class WatchedMemory:
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], copied: Sequence[Sequence[Range]]) -> None:
+        super().__init__()
         self._parts = parts
         self._sums = [chunk_sums(part) for part in parts]
         self._before = {
@@ -43,95 +95,103 @@ class WatchedMemory:
             for index, ranges in enumerate(copied)
             for chunk in sorted({at for span in ranges for at in _chunks(span)})
         }
-        self._after: dict[Chunk, torch.Tensor] = {}
-
-    @property
-    def written(self) -> Sequence[Chunk]:
-        """The chunks that the replay wrote; empty before ``note_replay``."""
-        return tuple(self._after)
 
     def note_replay(self, max_bytes: int) -> int:
-        """Find what a replay wrote and copy its content.
-
-        Args:
-            max_bytes: Bytes that the copies may take.
-
-        Returns:
-            The bytes that were written. If they are more than ``max_bytes``, nothing was copied.
-        """
+        """Copy the chunks whose sums have changed."""
         sums = [chunk_sums(part) for part in self._parts]
-        written = list(_different(self._sums, sums))
-        self._sums = sums
+        written, self._sums = self._different(sums), sums
         num_bytes = sum(len(self._data(chunk)) for chunk in written)
-        if num_bytes > max_bytes:
-            return num_bytes
-        # A poisoned index is zero: it addresses the beginning of an allocation.
-        first = [(index, 0) for index in range(len(self._parts))]
-        for chunk in dict.fromkeys((*written, *first)):
-            self._after[chunk] = self._data(chunk).clone()
+        if num_bytes <= max_bytes:
+            # A poisoned index is zero: it addresses the beginning of an allocation.
+            chunks = {*written, *((index, 0) for index in range(len(self._parts)))}
+            self._after = {chunk: self._data(chunk).clone() for chunk in sorted(chunks)}
         return num_bytes
-
-    def rewind(self) -> None:
-        """Restore the state that every repeated replay begins from."""
-        for chunk, after in self._after.items():
-            self._data(chunk).copy_(self._before.get(chunk, after))
-
-    def restore(self) -> None:
-        """Restore the state after the program's replay."""
-        for chunk, after in self._after.items():
-            self._data(chunk).copy_(after)
 
     def contents(self) -> dict[Chunk, torch.Tensor]:
         """Return copies of the written chunks as they are now."""
         return {chunk: self._data(chunk).clone() for chunk in self._after}
 
-    def first_difference(self, contents: dict[Chunk, torch.Tensor]) -> int | None:
-        """Return the address of the first byte that differs from ``contents``, if one does."""
-        for chunk, expected in sorted(contents.items()):
-            now = self._data(chunk)
-            if not torch.equal(now, expected):
-                return int(now.data_ptr()) + int((now != expected).nonzero()[0, 0])
-        return None
+    def changed(self) -> list[Chunk]:
+        """Return the chunks whose sums differ from those that were taken last."""
+        return self._different([chunk_sums(part) for part in self._parts])
 
-    def changed_chunks(self) -> list[Chunk]:
-        """Return the chunks that differ from the state after the program's replay."""
-        return list(_different(self._sums, [chunk_sums(part) for part in self._parts]))
+    def _different(self, sums: Sequence[torch.Tensor]) -> list[Chunk]:
+        return [
+            (part, chunk)
+            for part, (before, now) in enumerate(zip(self._sums, sums, strict=True))
+            for chunk in (before != now).nonzero()[:, 0].tolist()
+        ]
+
+    def _put(self, contents: Mapping[Chunk, torch.Tensor]) -> None:
+        for chunk, data in contents.items():
+            self._data(chunk).copy_(data)
+
+    def _address(self, chunk: Chunk) -> int:
+        return self._data(chunk).data_ptr()
 
     def _data(self, chunk: Chunk) -> torch.Tensor:
         part, index = chunk
         return self._parts[part][index * CHUNK : (index + 1) * CHUNK]
 
 
-def chunk_sums(data: torch.Tensor) -> torch.Tensor:
-    """Return a number for each chunk that depends on its bytes and on their order.
+class DeclaredMemory(ReplayMemory):
+    """What a program has declared: inputs, outputs and the rows of state that a replay writes.
 
     Args:
-        data: uint8 [n], contiguous.
-
-    Returns:
-        int64 [ceil(n / CHUNK)], zero for chunks of zeros.
+        known: What was registered, at the replay at hand.
     """
-    odd = torch.arange(1, 2 * _WORDS, 2, device=data.device)
-    whole = len(data) // CHUNK
-    sums = torch.zeros(-(-len(data) // CHUNK), dtype=torch.int64, device=data.device)
-    grid = data[: whole * CHUNK].view(torch.int64).view(whole, _WORDS)
-    for at in range(0, whole, _BATCH):
-        end = min(at + _BATCH, whole)
-        sums[at:end] = (grid[at:end] * odd).sum(1)
-    rest = data[whole * CHUNK :]
-    if len(rest):
-        padded = torch.zeros(-(-len(rest) // 8) * 8, dtype=torch.uint8, device=data.device)
-        padded[: len(rest)] = rest
-        words = padded.view(torch.int64)
-        sums[whole] = (words * odd[: len(words)]).sum()
-    return sums
+
+    def __init__(self, known: Registration) -> None:
+        super().__init__()
+        self._tensors = {f"tensor {name}": tensor for name, tensor in known.written()}
+        self._rows = {
+            name: (tensor, axis, _indices(rows(), tensor.device))
+            for name, (tensor, axis, rows) in (known.state or {}).items()
+        }
+        self._before = self.contents()
+
+    def note_replay(self, max_bytes: int) -> int:
+        """Copy all that is declared, whatever its size."""
+        self._after = self.contents()
+        return min(sum(tensor.nbytes for tensor in self._after.values()), max_bytes)
+
+    def contents(self) -> dict[str, torch.Tensor]:
+        """Return copies of all declared memory as it is now."""
+        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        return tensors | {
+            name: tensor.index_select(axis, index)
+            for name, (tensor, axis, index) in self._rows.items()
+        }
+
+    def changed(self) -> list[str]:
+        """Return the names of what differs from the state after the program's replay."""
+        now = self.contents()
+        return [name for name in now if not same_bits(now[name], self._after[name])]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the rows of state in the declared order, with the rows first."""
+        return {
+            name: tensor.index_select(axis, index).movedim(axis, 0)
+            for name, (tensor, axis, index) in self._rows.items()
+        }
+
+    def _put(self, contents: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in self._tensors.items():
+            tensor.copy_(contents[name])
+        for name, (tensor, axis, index) in self._rows.items():
+            tensor.index_copy_(axis, index, contents[name])  # equal rows where one is twice
+
+    def _address(self, name: str) -> int:
+        tensor = self._tensors[name] if name in self._tensors else self._rows[name][0]
+        return tensor.data_ptr()
 
 
-def _different(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> Iterator[Chunk]:
-    for part, (expected, got) in enumerate(zip(before, now, strict=True)):
-        for chunk in (expected != got).nonzero()[:, 0].tolist():
-            yield part, chunk
+def _chunks(span: Range) -> Iterator[int]:
+    return iter(range(span[0] // CHUNK, -(-span[1] // CHUNK)))
 
 
-def _chunks(span: Range) -> range:
-    return range(span[0] // CHUNK, -(-span[1] // CHUNK))
+def _indices(rows: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(rows, slice):
+        rows = range(rows.start or 0, rows.stop, rows.step or 1)
+    index = rows if isinstance(rows, torch.Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+    return index.to(device, torch.int64).flatten()

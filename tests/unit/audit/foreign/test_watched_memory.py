@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.audit.foreign.audits import watched_memory
-from graphkit.audit.foreign.audits.watched_memory import CHUNK, WatchedMemory, chunk_sums
+from graphkit.audit import bits
+from graphkit.audit.bits import CHUNK, chunk_sums
+from graphkit.audit.foreign.audits.watched_memory import WatchedMemory
 
 SIZES = [0, 1, 7, 8, CHUNK - 8, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 24, 5 * CHUNK + 3]
 
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(watched_memory, "_BATCH", 2)
+    monkeypatch.setattr(bits, "_BATCH", 2)
 
 
 def numbers(size):
@@ -56,9 +57,9 @@ def test_written_chunks_are_found_and_restored(copies):
     parts[0][4 * CHUNK :] = 0
     memory.restore()
     assert all(map(torch.equal, parts, end))
-    assert memory.changed_chunks() == []
+    assert memory.changed() == []
     parts[1][9] += 1
-    assert memory.changed_chunks() == [(1, 0)]
+    assert memory.changed() == [(1, 0)]
 
 
 def test_the_first_byte_that_differs_is_named():
