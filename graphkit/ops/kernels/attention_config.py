@@ -89,9 +89,9 @@ def choose_fast_config(
 ) -> AttentionConfig:
     """Return the fastest configuration for tiles of up to ``rows`` query rows.
 
-    With 64 rows and more a program is limited by arithmetic: smaller blocks in flight are enough. Up to 32
-    rows of float8 take blocks of twice as many keys, more rows another stage. The arguments are
-    those of ``choose_config``.
+    With 64 rows and more a program is limited by arithmetic: smaller blocks in flight are enough.
+    Up to 32 rows of float8 take blocks of twice as many keys, more rows another stage. The
+    arguments are those of ``choose_config``.
     """
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
     most_keys = _most_keys(value_dim, element_size)
