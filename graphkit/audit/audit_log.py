@@ -75,18 +75,21 @@ class AuditLog:
         check = Check(audit, mode, batch_size)
         began = time.perf_counter()
         yield check
-        self.findings += check.findings
-        self.checks.append(
-            AuditCheck(
-                audit=audit,
-                mode=mode,
-                batch_size=batch_size,
-                text=check.text,
-                findings=len(check.findings),
-                severity=worst_severity(check.findings),
-                seconds=time.perf_counter() - began,
-            )
+        done = AuditCheck(
+            audit=audit,
+            mode=mode,
+            batch_size=batch_size,
+            text=check.text,
+            findings=len(check.findings),
+            severity=worst_severity(check.findings),
+            seconds=time.perf_counter() - began,
         )
+        self._add(done, check.findings)
+
+    def _add(self, check: AuditCheck, findings: Sequence[Finding]) -> None:
+        """Add a finished check."""
+        self.checks.append(check)
+        self.findings += findings
 
 
 def argument_text(node: Node, argument: int, offset: int = 0) -> str:

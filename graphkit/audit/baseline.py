@@ -1,4 +1,4 @@
-"""Lock file: the contents of a target's graphs, to detect changes.
+"""Lock files: the contents of the graphs of a target or a program, to detect changes.
 
 A new driver, a new kernel library or a changed model shows as different kernels, grids or
 arguments. A lock leaves out what differs from run to run: addresses, times, and unset bytes.
@@ -7,7 +7,9 @@ arguments. A lock leaves out what differs from run to run: addresses, times, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,20 +18,23 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import (
     Argument,
+    AuditReport,
     Environment,
+    ForeignRecord,
     GraphBaseline,
     GraphRecord,
     Node,
     Pointer,
     count_of,
 )
-from graphkit.records.audit import Audit
+from graphkit.records.audit import Audit, worst_first
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
 from graphkit.views.diff import diff_graphs
 
 _NO_ENVIRONMENT = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
 _MAX_SENTENCES = 6
+_LINE = re.compile(r":\d+ in ")
 _DECLARED = ("weight", "state", "input", "mailbox")
 
 
@@ -91,20 +96,76 @@ def check_baseline(lock: GraphBaseline, now: GraphBaseline, log: AuditLog) -> No
             check.report(FindingKind.GRAPH_IS_GONE, text)
 
 
+def program_lock(record: ForeignRecord, again: ForeignRecord) -> GraphBaseline:
+    """Return the lock of a program's graphs.
+
+    Args:
+        record: The graphs of a run.
+        again: Those of a second run. Numbers that differ between the runs are not locked: kernels
+            leave some of their argument bytes unset.
+    """
+    second = {graph.name: graph for graph in _named(again.graphs)}
+    graphs = [
+        without_unset_numbers(graph, second.get(graph.name, graph))
+        for graph in _named(record.graphs)
+    ]
+    return make_baseline(record.title, graphs, record.environment)
+
+
+def check_program_lock(lock: GraphBaseline, record: ForeignRecord) -> AuditReport:
+    """Return what differs between a program's graphs and a lock; a changed graph is an error."""
+    log, locked = AuditLog(), {graph.name: graph for graph in lock.graphs}
+    graphs = [
+        _map_arguments(
+            graph,
+            locked.get(graph.name, graph),
+            lambda now, before: replace(now, text="unset") if before.text == "unset" else now,
+        )
+        for graph in _named(record.graphs)
+    ]
+    check_baseline(lock, make_baseline(record.title, graphs, record.environment), log)
+    return AuditReport(
+        target=record.title,
+        backend=record.backend,
+        environment=record.environment,
+        checks=tuple(log.checks),
+        findings=worst_first(log.findings),
+    )
+
+
+def _named(graphs: Sequence[GraphRecord]) -> Iterator[GraphRecord]:
+    """Name graphs by file and function of their capture, without lines, and by their order."""
+    counts: Counter[str] = Counter()
+    for graph in graphs:
+        place = _LINE.sub(" ", graph.captured_at or graph.name) or "unknown"
+        counts[place] += 1
+        name = f"{place} ({counts[place]})"
+        yield replace(graph, name=name, mode=name)
+
+
 def without_unset_numbers(graph: GraphRecord, second: GraphRecord) -> GraphRecord:
     """Return a graph with ``unset`` for each number that a second capture has differently."""
-    if len(graph.nodes) != len(second.nodes):
+
+    def settled(one: Argument, other: Argument) -> Argument:
+        is_settled = one.kind != "number" or one.text == other.text
+        return one if is_settled else replace(one, text="unset")
+
+    return _map_arguments(graph, second, settled)
+
+
+def _map_arguments(
+    graph: GraphRecord, other: GraphRecord, change: Callable[[Argument, Argument], Argument]
+) -> GraphRecord:
+    """Change each argument by that of another graph of as many nodes and arguments."""
+    if len(graph.nodes) != len(other.nodes):
         return graph
     nodes = tuple(
-        replace(node, arguments=tuple(map(_settled, node.arguments, again.arguments)))
-        for node, again in zip(graph.nodes, second.nodes, strict=True)
+        replace(node, arguments=tuple(map(change, node.arguments, its.arguments)))
+        if len(node.arguments) == len(its.arguments)
+        else node
+        for node, its in zip(graph.nodes, other.nodes, strict=True)
     )
     return replace(graph, nodes=nodes)
-
-
-def _settled(argument: Argument, second: Argument) -> Argument:
-    is_settled = argument.kind != "number" or argument.text == second.text
-    return argument if is_settled else replace(argument, text="unset")
 
 
 def _summary(sentences: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Collection, Mapping
-from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
             f"TARGET {text!r} names a file. Name the module as Python imports it from the working "
             "directory: package.module:attribute."
         )
-    value = _attribute(_module(module_name, text), attribute, text)
+    value = _named(text)
     if isinstance(value, CaptureTarget):
         return value
     if not callable(value):
@@ -71,19 +71,16 @@ def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
     return target
 
 
-def _module(name: str, text: str) -> Any:
+def _named(text: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(text.partition(":")[0])
     except (Exception, SystemExit) as error:  # a script without a main guard may exit
         raise TargetError(f"TARGET {text!r} cannot be imported: {_brief(error)}.") from error
-
-
-def _attribute(module: Any, attribute: str, text: str) -> Any:
     try:
-        return reduce(getattr, attribute.split("."), module)
+        return attrgetter(text.partition(":")[2])(module)
     except AttributeError as error:
         raise TargetError(f"TARGET {text!r} was not found: {_first_line(error)}.") from error
     except (Exception, SystemExit) as error:

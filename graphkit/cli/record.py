@@ -154,8 +154,8 @@ def _audit(program: list[str], out: Path, arguments: argparse.Namespace) -> int:
 
 def _lock(program: list[str], out: Path) -> int:
     """Run the program twice, and write the lock of its graphs."""
+    from graphkit.audit.baseline import program_lock
     from graphkit.audit.foreign import record_program
-    from graphkit.audit.foreign.program_lock import program_lock
 
     first, second = record_program(program), record_program(program)
     if first.record is None or second.record is None:
@@ -168,8 +168,8 @@ def _lock(program: list[str], out: Path) -> int:
 
 def _check(program: list[str], arguments: argparse.Namespace) -> int:
     """Compare the graphs of the program with a lock. The text goes to stderr, as of an audit."""
+    from graphkit.audit.baseline import check_program_lock
     from graphkit.audit.foreign import record_program
-    from graphkit.audit.foreign.program_lock import check_program_lock
     from graphkit.records import GraphBaseline
     from graphkit.views import findings_view
 

@@ -12,7 +12,7 @@ pytest.importorskip("graphkit.models")
 
 import graphkit as gk
 from graphkit import models
-from graphkit.audit.kit.attention_batch import BatchInputs
+from graphkit.audit.kit.attention_cases import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.models import pools, running
 from graphkit.models.heads.draft_model import MtpDraft

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.kit.attention_batch import AttentionBatch
-from graphkit.audit.kit.random_attention import AttentionCase
+from graphkit.audit.kit.attention_cases import AttentionBatch, AttentionCase
 from graphkit.buffers import AttentionBackend
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.errors import ConfigError, GraphkitError, short_repr

@@ -105,25 +105,67 @@ def trace_function(
     weights: Weights = None,
     after_write: Callable[[ForwardTrace], None] = lambda _trace: None,
 ) -> Any:
-    """Call a function, add its operations to a trace, and return its result."""
-    attribution = Attribution(weights)
-    with (
-        compilation_disabled(),
-        _TraceMode(trace, after_write),
-        attributing(attribution, lambda: len(trace.ops)),
-    ):
-        output = function()
-    trace.origins = attribution.origins or [NodeOrigin()] * len(trace.ops)
+    """Call a function, add its operations that write memory to a trace, and return its result."""
+    made: set[int] = set()
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor.detach().clone() if storage_id(tensor) in made else None
+
+    def note(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        arguments = tensors_in((args, kwargs))
+        known = {storage_id(tensor) for tensor in arguments}
+        results = [tensor for tensor in tensors_in(out) if storage_id(tensor) not in known]
+        changed = list(arguments_written(op, args, kwargs))
+        if not results and not changed:  # a view
+            return
+        written = [*results, *changed]
+        made.update(storage_id(tensor) for tensor in results)
+        is_empty = op.overloadpacket in UNINITIALISED
+        read = arguments[1:] if op.overloadpacket in _OVERWRITING else arguments
+        trace.ops.append(
+            TracedOp(
+                name=op.name(),
+                reads=tuple(storage_id(tensor) for tensor in read),
+                writes=tuple(storage_id(tensor) for tensor in written),
+                allocates=not changed,
+                values=tuple(None if is_empty else copy(tensor) for tensor in written),
+                outside=tuple(tensor for tensor in read if storage_id(tensor) not in made),
+            )
+        )
+        after_write(trace)
+
+    output, origins = call_observed(function, note, lambda: len(trace.ops), weights)
+    trace.origins = origins or [NodeOrigin()] * len(trace.ops)
     return output
 
 
-class _TraceMode(TorchDispatchMode):
-    """Adds each operation that writes memory to a trace."""
+AfterOp = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Any], None]
+"""Called after an operation with its positional and named arguments, and its result."""
 
-    def __init__(self, trace: ForwardTrace, after_write: Callable[[ForwardTrace], None]) -> None:
+
+def call_observed(
+    function: Callable[[], Any], after_op: AfterOp, count: Callable[[], int], weights: Weights
+) -> tuple[Any, list[NodeOrigin]]:
+    """Call a function without compilation, and return its result and the origins of its steps.
+
+    Args:
+        function: The function.
+        after_op: Called after each of its operations.
+        count: Number of steps so far. There are no origins while another thread attributes.
+        weights: Names modules.
+    """
+    attribution = Attribution(weights)
+    with compilation_disabled(), OpObserver(after_op), attributing(attribution, count):
+        output = function()
+    return output, attribution.origins
+
+
+class OpObserver(TorchDispatchMode):
+    """Calls a function after each operation."""
+
+    def __init__(self, after_op: AfterOp) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._trace, self._after_write = trace, after_write
-        self._made: set[int] = set()
+        self._after_op = after_op
 
     def __torch_dispatch__(
         self,
@@ -132,30 +174,7 @@ class _TraceMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        arguments = tensors_in((args, kwargs))
-        known = {storage_id(tensor) for tensor in arguments}
-        results = [tensor for tensor in tensors_in(out) if storage_id(tensor) not in known]
-        changed = list(arguments_written(func, args, kwargs))
-        if not results and not changed:  # a view
-            return out
-        written = [*results, *changed]
-        self._made |= {storage_id(tensor) for tensor in results}
-        is_empty = func.overloadpacket in UNINITIALISED
-        read = arguments[1:] if func.overloadpacket in _OVERWRITING else arguments
-        self._trace.ops.append(
-            TracedOp(
-                name=func.name(),
-                reads=tuple(storage_id(tensor) for tensor in read),
-                writes=tuple(storage_id(tensor) for tensor in written),
-                allocates=not changed,
-                values=tuple(None if is_empty else self._copy(tensor) for tensor in written),
-                outside=tuple(tensor for tensor in read if storage_id(tensor) not in self._made),
-            )
-        )
-        self._after_write(self._trace)
+        """Run an operation, and observe it."""
+        out = func(*args, **(kwargs or {}))
+        self._after_op(func, args, kwargs or {}, out)
         return out
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return tensor.detach().clone() if storage_id(tensor) in self._made else None

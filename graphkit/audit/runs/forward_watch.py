@@ -14,15 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.audit.bits import first_difference_in_bits
-from graphkit.audit.runs.forward_trace import Weights
+from graphkit.audit.runs.forward_trace import Weights, call_observed
 from graphkit.audit.runs.teacher_forcing import ForwardPair, wrapped_forward
 from graphkit.buffers import fields_of
-from graphkit.graphs import Attribution, StateSnapshot
-from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs import NodeOrigin, StateSnapshot
 from graphkit.graphs.operations import OpOverload, arguments_written, extent_bytes
 from graphkit.records import Mismatch
 from graphkit.runners.step import Step
@@ -106,56 +103,34 @@ class ForwardWatch:
         writers: dict[str, NodeOrigin],
     ) -> Any:
         """Call a forward, and note the first operation that writes each of its inputs."""
-        attribution, mode = Attribution(self._weights), _WatchMode(tensors, self._device)
-        with compilation_disabled(), mode, attributing(attribution, lambda: mode.num_ops):
-            output = forward(inputs)
-        self.num_ops += mode.num_ops
-        if attribution.origins:  # without them, another thread attributes a capture
-            writers |= {name: attribution.origins[index] for name, index in mode.written.items()}
-            drawn = (attribution.origins[index] for index in mode.drawn)
-            self.draws += [draw for draw in drawn if SAMPLER not in draw.scope.split("/")]
-        return output
-
-
-class _WatchMode(TorchDispatchMode):
-    """Notes operations that write into tensors, or draw random numbers, by their index.
-
-    Attributes:
-        num_ops: Number of operations so far.
-        written: Index of the first operation that wrote each tensor, by its name.
-        drawn: Indices of the operations that drew random numbers.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_ops = 0
-        self.written: dict[str, int] = {}
-        self.drawn: list[int] = []
-        self._device, self._random = device, StateSnapshot({}, device)
-        self._ranges = {
+        random, count = StateSnapshot({}, self._device), 0
+        written, drawn = dict[str, int](), list[int]()
+        ranges = {
             name: range(tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor))
             for name, tensor in tensors.items()
         }
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        for tensor in arguments_written(func, args, kwargs):
-            for name, addresses in self._ranges.items():
-                if tensor.numel() and tensor.data_ptr() in addresses:
-                    self.written.setdefault(name, self.num_ops)
-        has_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
-        if has_generator or self._random.drew_random_numbers():
-            self.drawn.append(self.num_ops)
-            self._random = StateSnapshot({}, self._device)
-        self.num_ops += 1
-        return out
+        def note(
+            op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any
+        ) -> None:
+            nonlocal random, count
+            for tensor in arguments_written(op, args, kwargs):
+                for name, addresses in ranges.items():
+                    if tensor.numel() and tensor.data_ptr() in addresses:
+                        written.setdefault(name, count)
+            has_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
+            if has_generator or random.drew_random_numbers():
+                drawn.append(count)
+                random = StateSnapshot({}, self._device)
+            count += 1
+
+        output, origins = call_observed(lambda: forward(inputs), note, lambda: count, self._weights)
+        self.num_ops += count
+        if origins:
+            writers |= {name: origins[index] for name, index in written.items()}
+            draws = (origins[index] for index in drawn)
+            self.draws += [draw for draw in draws if SAMPLER not in draw.scope.split("/")]
+        return output
 
 
 def _input_tensors(inputs: Any) -> dict[str, torch.Tensor]:

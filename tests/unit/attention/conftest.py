@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.audit.kit.attention_batch import AttentionBatch
-from graphkit.audit.kit.random_attention import AttentionCase
+from graphkit.audit.kit.attention_cases import AttentionBatch, AttentionCase
 from graphkit.buffers.attention import EXTENDING
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import MLATokenToKVPool

@@ -48,8 +48,6 @@ _DEEPEST = 12
 
 Calls = Sequence[tuple[str, tuple[Any, ...]]]
 """Name and numbers of each operation, in their order."""
-
-
 Derive = Callable[[Any], Any]
 """Computes a number from another one; ``MISSING`` if that is no number."""
 
@@ -101,8 +99,7 @@ class NumberSearch:
 
     def _note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: int) -> None:
         given = list(_numbers_in(op, args, kwargs))
-        name = op.overloadpacket.__name__
-        self.calls.append((name, tuple(value for _, value in given)))
+        self.calls.append(noted_call(op, args, kwargs))
         if not given:
             return
         frames = user_frames()
@@ -118,7 +115,9 @@ class NumberSearch:
                 code, line = frames[0].f_code, frames[0].f_lineno
                 file = "/".join(code.co_filename.split("/")[-2:])
                 source = f"{file}:{line} in {code.co_name}"
-                number = CapturedNumber(held, name, argument, value, derive, node, source)
+                number = CapturedNumber(
+                    held, self.calls[-1][0], argument, value, derive, node, source
+                )
                 self._found.setdefault((id(held.root), held.steps), number)
 
 
@@ -143,56 +142,57 @@ class _Variables:
 
     def value(self, node: ast.AST) -> Any:
         """Return the value of an expression of constants, variables and arithmetic."""
+        function, operands = _operation(node)
+        if function is not None:
+            return _computed(function, map(self.value, operands))
+        path = self.path(node)
+        if path is not None:
+            return follow(self.get(path[0]), path[1])
         match node:
             case ast.Constant():
                 return node.value
-            case ast.Name():
-                return self.get(node.id)
-            case ast.Attribute():
-                return attribute(self.value(node.value), node.attr)
             case ast.Subscript():
                 return follow(self.value(node.value), (("item", self.value(node.slice)),))
-            case ast.UnaryOp() | ast.BinOp():
-                sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-                return _computed(_OPERATORS.get(type(node.op)), map(self.value, sides))
-            case ast.Call(func=ast.Name(id="len"), args=[held]):
-                return follow(self.value(held), (("length", None),))
-            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-                return _computed(_FUNCTIONS[name], map(self.value, node.args))
             case ast.Call(func=ast.Attribute(attr="size", value=held), args=[axis]):
                 return follow(attribute(self.value(held), "shape"), (("item", self.value(axis)),))
         return MISSING
 
     def of_part(self, node: ast.AST, part: ast.AST) -> Derive:
         """Return a function that computes an expression from the value of one of its parts."""
-        match node:
-            case ast.UnaryOp() | ast.BinOp():
-                sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-                function = _OPERATORS.get(type(node.op))
-            case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
-                sides, function = node.args, _FUNCTIONS[name]
-            case _:
-                return lambda _value: MISSING
-        known = [None if side is part else self.value(side) for side in sides]
+        function, operands = _operation(node)
+        known = [None if one is part else self.value(one) for one in operands]
         return lambda value: _computed(function, [value if k is None else k for k in known])
 
     def path(self, node: ast.AST) -> tuple[str, Steps] | None:
         """Return the variable and the steps of an expression such as ``self.sizes[0]``."""
+        step: tuple[str, Any]
         match node:
             case ast.Name():
                 return node.id, ()
-            case ast.Attribute() | ast.Subscript():
-                before = self.path(node.value)
-                is_item = isinstance(node, ast.Subscript)
-                key = self.value(node.slice) if isinstance(node, ast.Subscript) else node.attr
-                step = ("item" if is_item else "attribute", key)
-                if before is None or type(key) not in (int, str):
-                    return None
-                return before[0], (*before[1], step)
+            case ast.Attribute(value=held, attr=name):
+                step = "attribute", name
+            case ast.Subscript(value=held, slice=index):
+                step = "item", self.value(index)
             case ast.Call(func=ast.Name(id="len"), args=[held]):
-                before = self.path(held)
-                return None if before is None else (before[0], (*before[1], ("length", None)))
-        return None
+                step = "length", None
+            case _:
+                return None
+        before = self.path(held)
+        if before is None or type(step[1]) not in (int, str, type(None)):
+            return None
+        return before[0], (*before[1], step)
+
+
+def _operation(node: ast.AST) -> tuple[Callable[..., Any] | None, Sequence[ast.AST]]:
+    """Return the function and the operands of arithmetic; ``None`` for another expression."""
+    match node:
+        case ast.UnaryOp():
+            return _OPERATORS.get(type(node.op)), [node.operand]
+        case ast.BinOp():
+            return _OPERATORS.get(type(node.op)), [node.left, node.right]
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name], node.args
+    return None, []
 
 
 class _Sources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,10 @@ from graphkit.records import AuditCheck, AuditReport, Finding
 from graphkit.records.audit import NOT_CHECKED, Audit, worst_severity
 
 
-class ProcessReport:
+class ProcessReport(AuditLog):
     """Collects checks and findings, and writes the report of this process.
+
+    Repeated checks of a graph become one, and each finding is reported once.
 
     Args:
         writer: Receives the report after each check; ``None`` keeps it in memory.
@@ -26,28 +28,28 @@ class ProcessReport:
     """
 
     def __init__(self, writer: AuditFileWriter | None, device: Callable[[], Any]) -> None:
+        super().__init__()
         self._writer, self._device = writer, device
-        self._checks: dict[tuple[str, str], AuditCheck] = {}
-        self._findings: list[Finding] = []
+        self._by_graph: dict[tuple[str, str], AuditCheck] = {}
         self._reported: set[tuple[object, ...]] = set()
 
     @contextmanager
-    def check(self, audit: Audit, graph: str = "") -> Iterator[Check]:
+    def check(self, audit: Audit, mode: str = "", batch_size: int = 0) -> Iterator[Check]:
         """Run a check, which is added when the block ends. An error in it becomes its summary."""
-        log, interruption = AuditLog(), None
-        with log.check(audit, graph) as check:
+        interruption = None
+        with super().check(audit, mode, batch_size) as check:
             try:
                 yield check
             except BaseException as error:
-                check.text = NOT_CHECKED + failure_text(error)
+                is_reason = isinstance(error, NotChecked)
+                check.text = NOT_CHECKED + (str(error) if is_reason else describe_exception(error))
                 interruption = None if isinstance(error, Exception) else error
-        self._add(log)
         if interruption is not None:
             raise interruption
 
     def add_finding(self, finding: Finding) -> None:
         """Add a finding of a check that is no replay's, such as a comparison of digests."""
-        self._findings.append(finding)
+        self.findings.append(finding)
         self._write(is_urgent=True)
 
     def report(self) -> AuditReport:
@@ -57,49 +59,39 @@ class ProcessReport:
             target=" ".join(sys.orig_argv),
             backend=device.backend,
             environment=device.environment(),
-            checks=tuple(self._checks.values()),
-            findings=merged_by_cause(self._findings),
+            checks=tuple(self._by_graph.values()),
+            findings=merged_by_cause(self.findings),
         )
 
     def end(self) -> None:
         """Write the report if anything was checked."""
-        if self._checks:
+        if self._by_graph:
             self._write(is_urgent=True)
 
-    def _add(self, log: AuditLog) -> None:
-        """Add a finished check: repeated ones become one, and findings are reported once."""
+    def _add(self, check: AuditCheck, findings: Sequence[Finding]) -> None:
         new = []
-        for finding in log.findings:
+        for finding in findings:
             place = (finding.node, finding.argument, finding.cause)
             key = (finding.audit, finding.mode, finding.kind, *place)
             if key not in self._reported:
                 self._reported.add(key)
                 new.append(finding)
-        self._findings += new
-        for check in log.checks:
-            graph = check.audit, check.mode
-            before = self._checks.get(graph)
-            self._checks[graph] = check if before is None else _added(before, check, len(new))
+        self.findings += new
+        graph = check.audit, check.mode
+        before = self._by_graph.get(graph)
+        if before is not None:
+            check = replace(
+                check,
+                findings=before.findings + len(new),
+                severity=worst_severity([before, check]),
+                seconds=before.seconds + check.seconds,
+                text=check.text or before.text,
+            )
+        self._by_graph[graph] = check
         self._write(is_urgent=bool(new))
 
     def _write(self, *, is_urgent: bool) -> None:
         if self._writer is None or not (is_urgent or self._writer.is_due()):
             return
         # Parts of several processes are merged by cause once more, from single findings.
-        self._writer.write(replace(self.report(), findings=tuple(self._findings)))
-
-
-def failure_text(error: BaseException) -> str:
-    """Return why a check failed, in a line."""
-    return str(error) if isinstance(error, NotChecked) else describe_exception(error)
-
-
-def _added(before: AuditCheck, check: AuditCheck, new_findings: int) -> AuditCheck:
-    """Return two checks of a graph as one: the later text, and findings and times of both."""
-    return replace(
-        check,
-        findings=before.findings + new_findings,
-        severity=worst_severity([before, check]),
-        seconds=before.seconds + check.seconds,
-        text=check.text or before.text,
-    )
+        self._writer.write(replace(self.report(), findings=tuple(self.findings)))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.finding_kinds import FindingKind
@@ -15,7 +14,7 @@ from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.registration import Registration, named_outputs
 from graphkit.audit.runs.first_node import first_node_in
-from graphkit.audit.runs.forward_trace import ForwardTrace, trace_function
+from graphkit.audit.runs.forward_trace import ForwardTrace, OpObserver, trace_function
 from graphkit.audit.runs.live_rows import RowPlaces, matched_rows
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.source_lines import node_line
@@ -142,7 +141,12 @@ class RegisteredGraph:
     def _run_body(self, calls: list[tuple[str, tuple[Any, ...], str]] | None = None) -> Tensors:
         assert self._known.body is not None, "a shadow needs a body"
         self._graph.rewind()
-        with torch.no_grad(), _CallMode(calls if calls is not None else []):
+
+        def note(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any) -> None:
+            if calls is not None:
+                calls.append((*noted_call(op, args, kwargs), node_line()))
+
+        with torch.no_grad(), OpObserver(note):
             outputs = named_outputs(self._known.body())
         if outputs.keys() != self._outputs.keys():
             raise NotChecked(
@@ -191,20 +195,6 @@ class RegisteredGraph:
         facts = {"kernel": first.short_name, "module": first.origin.module}
         facts |= {"source": first.origin.source}
         return f" The first node that differs is `{first.short_name}`.", facts
-
-
-class _CallMode(TorchDispatchMode):
-    """Notes each operation with its numbers and line."""
-
-    def __init__(self, calls: list[tuple[str, tuple[Any, ...], str]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls = calls
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self._calls.append((*noted_call(func, args, kwargs or {}), node_line()))
-        return func(*args, **(kwargs or {}))
 
 
 def _first_other_call(

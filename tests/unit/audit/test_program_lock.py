@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.audit.foreign.program_lock import check_program_lock, program_lock
+from graphkit.audit.baseline import check_program_lock, program_lock
 from graphkit.records import Argument, Environment, ForeignRecord, GraphRecord, Node, Process
 
 ENVIRONMENT = Environment(
