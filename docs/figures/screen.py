@@ -12,11 +12,11 @@ from graphkit.views.tui import InspectApp
 DOCS = Path(__file__).parents[1]
 RECORD = DOCS.parent / "tests" / "data" / "h200-8b-step.json"
 SIZE = 108, 30
-NODE = 49
-"""The build of the tree, between draft and verify. It has no source: the screen shows the text of a
-source line from this machine's file, which may change."""
-KEYS = ("t", *("down",) * NODE, *("+",) * 5, *("down",) * 10, *("up",) * 10)
-"""The timeline, 32 times as large around that node, with the node in the middle of the list."""
+STEPS = 4, 2, 1, 2, 1, 2
+KEYS = tuple(key for steps in STEPS for key in (*("down",) * steps, "right"))
+"""Opens verify, its target and model, the layers, the first one, and attention in it. A
+module is selected: for a node, the screen shows the text of a line from this machine's file, which
+may change."""
 
 
 async def picture() -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
-from graphkit.records import GraphRecord, extent
-from graphkit.views.module_runs import Span, module_runs
+from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import NamedGraph
 
@@ -19,26 +19,39 @@ _LIMIT_NS = 1 << 50
 """Times from here on, 13 days, are invalid: as microseconds, doubles hold no single nanoseconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The time of a node.
+
+    Attributes:
+        node: The node.
+        begin, end: Its time; in ns.
+        modules: Names of the modules around it, outermost first.
+    """
+
+    node: Node
+    begin: int
+    end: int
+    modules: tuple[str, ...]
+
+
 def trace_text(graphs: Sequence[NamedGraph]) -> str:
     """Return the graphs as JSON text: a process per graph, a track of modules, tracks of nodes.
 
     Nodes that overlap in time are on separate tracks. A node without a duration, such as a child
-    graph, has length 0 at the end of the node before it. A flow leads from a module's slice to
-    each node that its own forward made.
+    graph, has length 0 at the end of the node before it.
     """
-    flows = count(1)
-    events = [_process(number, *named, flows) for number, named in enumerate(graphs, 1)]
+    events = [_process(number, *named) for number, named in enumerate(graphs, 1)]
     return json.dumps(
         {"displayTimeUnit": "ns", "traceEvents": list(chain.from_iterable(events))},
         separators=(",", ":"),
     )
 
 
-def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) -> Iterator[Event]:
+def _process(number: int, title: str, graph: GraphRecord) -> Iterator[Event]:
     is_measured = any(node.duration_us is not None for node in graph.nodes)
     note = "" if is_measured else " (not measured: a nominal 1 us per node)"
     spans = sorted(_spans(graph, is_measured), key=lambda span: (span.begin, -span.end))
-    ids = {node.index: next(flows) for node in graph.nodes}
     tracks = free_lanes((span.begin, span.end) for span in spans)
     modules = number  # Perfetto reads thread 0 as the process's own, which has the process's number
     yield _name("process_name", number, modules, f"{title}{note}")
@@ -46,23 +59,37 @@ def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) 
     for track in range(1, max(tracks, default=0) + 1):
         name = "nodes" if track == 1 else f"nodes {track}"
         yield _name("thread_name", number, modules + track, name)
-    for event in _module_slices(spans, ids):
+    for event in _module_slices(spans, 0, math.inf):
         yield {**event, "pid": number, "tid": modules}
     for span, track in zip(spans, tracks, strict=True):
-        place = {"pid": number, "tid": modules + track}
-        yield {**_node_slice(span), **place}
-        if span.modules:
-            yield {**_flow("f", ids[span.node.index], span.begin), "bp": "e", **place}
+        yield {**_node_slice(span), "pid": number, "tid": modules + track}
 
 
-def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[Span]:
+def _module_slices(spans: Sequence[_Span], depth: int, limit: float) -> Iterator[Event]:
+    """Yield a slice for each run of nodes of one module by time, each before those inside of it.
+
+    A module that runs again after others has a slice for each time. A slice ends where the next one
+    of its depth begins, even if its last node takes longer: slices of a track must nest.
+    """
+    runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
+    begins = [*(run[0].begin for run in runs), limit]
+    for run, following in zip(runs, begins[1:], strict=True):
+        modules = run[0].modules[: depth + 1]
+        end = min(max(span.end for span in run), following)
+        if len(modules) > depth:
+            facts = {"module": ".".join(modules), "nodes": len(run)}
+            yield _slice(modules[-1], "module", run[0].begin, end, facts)
+            yield from _module_slices(run, depth + 1, end)
+
+
+def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[_Span]:
     at = 0
     for modules, node in nodes_in_modules(graph):
         begin, length = at, 0 if is_measured else _NOMINAL_NS
         if is_measured and node.duration_us is not None and node.start_us is not None:
             begin, length = _ns(node.start_us), _ns(node.duration_us)
         at = begin + length
-        yield Span(node, begin, at, modules)
+        yield _Span(node, begin, at, modules)
 
 
 def _ns(time_us: float) -> int:
@@ -70,20 +97,7 @@ def _ns(time_us: float) -> int:
     return round(time) if 0 <= time < _LIMIT_NS else 0
 
 
-def _module_slices(spans: Sequence[Span], ids: Mapping[int, int]) -> Iterator[Event]:
-    """Yield a slice for each run of nodes of one module, and its flows.
-
-    The flows start with the slice, before those inside it: Perfetto binds a flow to the slice of
-    the track that began last, even if that has ended. Slices of a track must nest, as runs do.
-    """
-    for run in module_runs(spans):
-        path = {"module": ".".join(run.modules), "nodes": len(run.spans)}
-        yield _slice(run.modules[-1], "module", run.begin, run.end, path)
-        own = (span for span in run.spans if span.modules == run.modules)
-        yield from (_flow("s", ids[span.node.index], run.begin) for span in own)
-
-
-def _node_slice(span: Span) -> Event:
+def _node_slice(span: _Span) -> Event:
     node = span.node
     facts = {
         "node": node.index, "name": node.name, "grid": extent(node.grid),
@@ -97,10 +111,6 @@ def _node_slice(span: Span) -> Event:
 def _slice(name: str, category: str, begin: float, end: float, facts: Event) -> Event:
     times = {"ts": _us(begin), "dur": _us(end - begin)}
     return {"ph": "X", "name": name or category, "cat": category, **times, "args": facts}
-
-
-def _flow(phase: str, number: int, time: float) -> Event:
-    return {"ph": phase, "name": "launch", "cat": "flow", "id": number, "ts": _us(time)}
 
 
 def _us(time_ns: float) -> float:

@@ -1,4 +1,4 @@
-"""A strict reader of the Trace Event Format that binds flows to slices as Perfetto does."""
+"""A strict reader of the Trace Event Format, which nests slices as Perfetto does."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from collections import Counter
 KEYS = {
     "M": {"ph", "name", "pid", "tid", "args"},
     "X": {"ph", "name", "cat", "ts", "dur", "pid", "tid", "args"},
-    "s": {"ph", "name", "cat", "id", "ts", "pid", "tid"},
-    "f": {"ph", "name", "cat", "id", "ts", "pid", "tid", "bp"},
 }
-"""Exact keys of metadata, complete slices, and starts and ends of flows."""
+"""Exact keys of metadata and of complete slices."""
 LIMIT_US = 2**53 / 1000
 
 
 def read_trace(text):
-    """Return the events as a viewer sorts them, and flows as pairs of slices.
+    """Return the events as a viewer sorts them.
 
     Anything that the format forbids, and anything that Perfetto reads as something else than a
     person would, fails an assertion.
@@ -29,7 +27,8 @@ def read_trace(text):
         _check(event)
     events = sorted(trace["traceEvents"], key=lambda event: event.get("ts", 0.0))
     _check_names(events)
-    return events, _bind(events)
+    _check_nesting(events)
+    return events
 
 
 def ns(event):
@@ -56,10 +55,7 @@ def _check(event):
     if "cat" in event:
         assert isinstance(event["cat"], str)
         assert event["cat"]
-    if "id" in event:
-        assert type(event["id"]) in (int, str)
     assert isinstance(event.get("args", {}), dict)
-    assert event.get("bp", "e") == "e"
 
 
 def _check_names(events):
@@ -76,9 +72,9 @@ def _check_names(events):
     assert {_track(event) for event in events} == set(tracks)
 
 
-def _bind(events):
-    """Return the slices that each flow leaves and enters; the slices of a track must nest."""
-    stacks, starts, flows = {}, {}, []
+def _check_nesting(events):
+    """The slices of a track must nest."""
+    stacks = {}
     for event in events:
         stack = stacks.setdefault(_track(event), [])
         if event["ph"] == "X":
@@ -87,17 +83,6 @@ def _bind(events):
                 stack.pop()
             assert not stack or end <= ns(stack[-1])[1]
             stack.append(event)
-        elif event["ph"] in "sf":
-            begin, end = ns(stack[-1])  # the last one to begin, even if it has ended
-            assert begin <= ns(event)[0] <= end
-            flow = event["cat"], event["name"], event["id"]
-            if event["ph"] == "s":
-                assert flow not in starts
-                starts[flow] = stack[-1]
-            else:
-                flows.append((starts[flow], stack[-1]))
-    assert len(flows) == len(starts)
-    return flows
 
 
 def _track(event):

@@ -37,7 +37,6 @@ def seen(on):
 
 GRAPH = ("down", "down", "down", "enter")
 """From the overview to TARGET_VERIFY 8."""
-FOUND = (*GRAPH, "/", "type:nvjet", "enter")
 DOES = {
     "enter": (("down",), lambda was, now: now.title == "TARGET_VERIFY 1"),
     "escape": (GRAPH, lambda was, now: now.title == "tiny" and now.row == "size 8"),
@@ -64,13 +63,9 @@ DOES = {
     "h": (("down",), lambda was, now: now.row == "TARGET_VERIFY" and now.rows == was.rows),
     "+": (GRAPH, lambda was, now: now.rows > 40 > was.rows),
     "-": (("down",), lambda was, now: now.rows == 2 and now.row == "TARGET_VERIFY"),
-    "/": ((), lambda was, now: now.focus == "search:"),
-    "n": (FOUND, lambda was, now: now.at > was.at and now.row.startswith("nvjet")),
-    "N": ((*FOUND, "n"), lambda was, now: now.at < was.at and now.row.startswith("nvjet")),
+    "/": ((), lambda was, now: now.focus == "filter:"),
     "s": ((), lambda was, now: (was.sort, now.sort) == ("", "mode and size")),
     "S": ((), lambda was, now: now.is_reversed and not was.is_reversed),
-    "f": ((), lambda was, now: now.focus == "filter:"),
-    "e": ((), lambda was, now: now.focus == "write to:"),
     "?": ((), lambda was, now: now.title == "keys" and now.depth == was.depth + 1),
     "q": ((), lambda was, now: not now.is_running),
     "ctrl+c": ("/", lambda was, now: not now.is_running),
@@ -153,7 +148,7 @@ def test_keys_are_text_while_the_prompt_is_open(capture, drive):
 
     typed, now = drive(capture, script)
     assert typed == "qsbN?"
-    assert (now.title, now.at, now.is_running, now.focus) == ("tiny", 0, True, "search:")
+    assert (now.title, now.at, now.is_running, now.focus) == ("tiny", 0, True, "filter:")
 
 
 def test_the_footer_shows_whole_keys_in_the_order_of_the_table(capture, drive):

@@ -171,37 +171,8 @@ def test_a_filter_without_rows_says_so(listing):
     listing.open()
     listing.close()
     listing.go(3)
-    assert not listing.next_match(1)
     listing.filter(" ")
     assert names(listing)[0] == "refresh"
-
-
-def test_search_finds_closed_rows_and_wraps_around(listing):
-    assert listing.search("gemm")
-    found = [(listing.row.key, listing.match_number)]
-    for _ in range(2):
-        assert listing.next_match(1)
-        found.append((listing.row.key, listing.match_number))
-    assert found == [("gemm_q", 1), ("gemm_up", 2), ("gemm_q", 1)]
-    assert listing.next_match(-1)
-    assert listing.row.key == "gemm_up"
-    assert len(listing.matches) == 2
-
-
-def test_search_starts_at_the_selected_row(listing):
-    listing.open_all()
-    select(listing, "gemm_up")
-    assert listing.search("gemm")
-    assert listing.row.key == "gemm_up"
-    select(listing, "softmax")
-    assert listing.search("gemm")
-    assert listing.row.key == "gemm_up"
-
-
-def test_a_search_without_matches_keeps_the_cursor(listing):
-    select(listing, "done")
-    assert not listing.search("nonsense")
-    assert (listing.row.key, listing.match_number, listing.matches) == ("done", 0, ())
 
 
 def test_a_state_applies_to_a_page_of_the_same_kind(listing):
@@ -242,8 +213,6 @@ VERBS = st.one_of(
     ),
     st.integers(-3, 12).map(lambda at: ("go", at)),
     st.sampled_from(["gemm", "kind:m", "", "nonsense"]).map(lambda words: ("filter", words)),
-    st.sampled_from(["o", "copy", "", "nonsense"]).map(lambda words: ("search", words)),
-    st.sampled_from([1, -1]).map(lambda step: ("next_match", step)),
 )
 
 

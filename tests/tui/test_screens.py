@@ -22,18 +22,17 @@ WALK = {
     "overview": (),
     "graph": ("down", "down", "down", "enter"),
     "graph-open": ("+", "down", "down", "down"),
-    "graph-search": ("/", "type:splitK", "enter"),
-    "node": ("enter",),
+    "node": ("/", "type:splitK", "enter", "end", "enter"),
     "node-next": ("tab",),
     "graph-sorted": ("escape", "s", "s", "s", "home"),
-    "graph-filtered": ("f", "type:kind:kernel o_proj", "enter"),
+    "graph-filtered": ("/", "ctrl+u", "type:kind:kernel o_proj", "enter"),
     "compare": ("c",),
     "compare-open": ("+", "end"),
     "kernels": ("escape", "K", "right"),
     "timeline": ("escape", "t", "end"),
     "memory": ("escape", "m", "end", "right"),
     "buffers": ("escape", "b", "end"),
-    "prompt": ("f", "type:bfloat16"),
+    "prompt": ("/", "type:bfloat16"),
     "nothing": ("ctrl+u", "type:no such thing", "enter"),
     "help": ("?",),
 }
@@ -305,7 +304,7 @@ def test_clipped_text_ends_in_an_ellipsis(capture, drive):
             assert on.lines[0] == clip(LONG, size[0]).rstrip()
             assert on.lines[1].endswith("…")
             await on.press("down", "enter", "home", "/")
-            await on.answer("word " * 60)
+            await on.answer("long_name " * 60)
             region = on.app.screen.query_one("#note").region
             note = on.lines[region.y : region.bottom]
             assert len(note) == size[1] // 4
@@ -331,8 +330,10 @@ def test_a_note_has_the_origin_of_a_node_before_its_long_name(h200, drive):
     at = max(range(len(graph.nodes)), key=lambda at: len(graph.nodes[at].name))
 
     async def script(on):
-        await on.press("+", "/")
-        await on.answer(f"#{at}")
+        await on.press("+")
+        rows = [line.row.key for line in on.listing.lines]
+        on.listing.go(rows.index(f"#{at}") - 1)
+        await on.press("down")
         return " ".join(on.lines[-9:])
 
     note = drive(graph, script, (80, 24))

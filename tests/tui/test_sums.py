@@ -1,4 +1,4 @@
-"""The status sums the nodes that match a filter or a search, on every page of a graph alike."""
+"""The status sums the nodes that pass a filter, on every page of a graph alike."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def matching(graph, *words):
     "words",
     ["o_proj", "splitK", "self_attn", "layers.0", "model.py", "aten::mm", "splitK layers.1"],
 )
-def test_a_filter_and_a_search_sum_the_same_nodes_on_every_page(graph, words):
+def test_a_filter_sums_the_same_nodes_on_every_page(graph, words):
     nodes = matching(graph, *words.split())
     time, whole = (sum(n.duration_us for n in some) for some in (nodes, graph.nodes))
     assert 0 < len(nodes) < len(graph.nodes)
@@ -41,27 +41,16 @@ def test_a_filter_and_a_search_sum_the_same_nodes_on_every_page(graph, words):
     for listing in listings(graph):
         listing.filter(words)
         assert f"filter {words} {total}" in listing.status
-        listing.filter("")
-        listing.search(words)
-        assert listing.status[-1].endswith(f" {words} {total}")
-
-
-def test_a_search_sums_what_the_filter_leaves(graph):
-    listing = listings(graph)[0]
-    listing.filter("layers.0")
-    listing.search("splitK")
-    nodes = matching(graph, "layers.0", "splitK")
-    assert f"{len(nodes)} nodes, {sum(n.duration_us for n in nodes):.2f} us" in listing.status[-1]
 
 
 def test_a_module_that_matches_brings_its_nodes_once(graph):
     listing = listings(graph)[0]
-    listing.search("kind:module")
+    listing.filter("kind:module")
     inside = [node for node in graph.nodes if node.module.startswith("model")]
     assert f"({len(inside)} nodes, " in listing.status[-1]
 
 
-def test_a_search_without_a_match_sums_to_no_nodes(graph):
+def test_a_filter_without_a_match_sums_to_no_nodes(graph):
     for listing in listings(graph):
         listing.filter("no such thing")
         assert listing.status[-1] == "filter no such thing (0 nodes)"

@@ -153,9 +153,9 @@ def test_the_width_of_a_column_is_that_of_its_widest_text():
     assert widest([("name", "us"), ("a", "1,000"), ("日本語", "")]) == [6, 5]
 
 
-def test_the_status_names_position_order_filter_and_match():
-    status = listing(sort="us", is_reversed=True, filter="m", search="e").status
-    assert status == ("row 1/1", "tab 2/3", "sort us reversed", "filter m", "match 1/1 e")
+def test_the_status_names_position_order_and_filter():
+    status = listing(sort="us", is_reversed=True, filter="m").status
+    assert status == ("row 1/1", "tab 2/3", "sort us reversed", "filter m")
     assert listing(filter="nonsense").status[0] == "row 0/0"
 
 

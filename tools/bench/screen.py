@@ -41,15 +41,13 @@ ACTS: dict[str, Act] = {
     "one row up": lambda screen: screen.action_move(-1, "row"),
     "one page up": lambda screen: screen.action_move(-1, "page"),
     "timeline": lambda screen: screen.action_view("time"),
-    "zoom in": lambda screen: screen.action_do("open_all"),
-    "one row down, zoomed": lambda screen: screen.action_move(1, "row"),
     "back": lambda screen: screen.action_back(),
     "kernels": lambda screen: screen.action_view("kernels"),
     "back again": lambda screen: screen.action_back(),
     "memory": lambda screen: screen.action_view("memory"),
 }
 """One after the other, each with the drawing that follows."""
-BARS = {"open": 1000.0, "one row up": 50.0, "one page up": 50.0, "one row down, zoomed": 50.0}
+BARS = {"open": 1000.0, "one row up": 50.0, "one page up": 50.0}
 """In ms: a second to open, and no delay that can be seen."""
 
 

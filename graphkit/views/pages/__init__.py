@@ -5,7 +5,7 @@ from graphkit.views.pages.initial import first_page, initial_pages
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import buffers_page, memory_page
 from graphkit.views.pages.node import node_page
-from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings, Window
+from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings
 from graphkit.views.pages.timeline import timeline_page
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Page",
     "Row",
     "Siblings",
-    "Window",
     "buffers_page",
     "first_page",
     "graph_page",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 from graphkit.records import BufferRecord, GraphRecord, ModeRecord, Segment, count_of, extent
 from graphkit.views.formatting import size
@@ -25,9 +24,14 @@ _NOTE = (
 )
 _Targets = dict[tuple[int, str, str], set[int]]
 """Positions of the nodes with a pointer, by its address, memory and name."""
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 20
-"""Cells of a picture, as text."""
+_COLUMNS = (
+    Column(name="address and name", most=36, narrow=20, least=20),
+    count_column("nodes", 2),
+    Column(name="used by", rank=1),
+    count_column("used", 4, size),
+    count_column("size", 3, size),
+    Column(name="memory"),
+)
 _BUFFER_COLUMNS = (
     Column(name="field"),
     Column(name="dtype", rank=1, most=12),
@@ -57,25 +61,11 @@ def memory_page(group: GraphGroup, index: int) -> Page:
         title=f"memory of {title}",
         crumb="memory",
         facts=tuple(_facts(graph)),
-        columns=_columns(len(graph.nodes)),
+        columns=_COLUMNS,
         rows=tuple(_rows(graph)),
         notes=(_NOTE,),
         empty="the record has no pointers of its nodes",
     )
-
-
-def _columns(total: int) -> tuple[Column, ...]:
-    return (
-        Column(name="address and name", most=36, narrow=20),
-        count_column("nodes", 2),
-        count_column("used", 4, size),
-        count_column("size", 3, size),
-        Column(name="memory"),
-        Column(
-            name="uses", show=lambda uses: uses.draw(), rank=1, least=16,
-            draw=lambda uses, width: uses.draw(width), axis=("#0", f"#{max(total - 1, 0)}"),
-        ),
-    )  # fmt: skip
 
 
 def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
@@ -85,20 +75,20 @@ def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
 
 
 def _rows(graph: GraphRecord) -> Iterator[Row]:
-    remaining, total = _targets(graph), len(graph.nodes)
+    remaining = _targets(graph)
     for segment in graph.memory.segments if graph.memory else ():
         end = segment.address + segment.size
         inside = {
             key: remaining.pop(key) for key in list(remaining) if segment.address <= key[0] < end
         }
-        yield _segment(segment, inside, total)
+        yield _segment(segment, inside)
     if remaining:
-        nodes = len(set().union(*remaining.values()))
+        nodes = set().union(*remaining.values())
         yield Row(
             key="elsewhere",
-            values=("outside of all segments", nodes, None, None, None, _live(remaining, total)),
+            values=("outside of all segments", len(nodes), _first_to_last(nodes), None, None, None),
             note="Host memory, and device memory that the allocator has released.",
-            make_children=partial(_target_rows, remaining, total),
+            make_children=partial(_target_rows, remaining),
         )
 
 
@@ -112,34 +102,21 @@ def _targets(graph: GraphRecord) -> _Targets:
     return dict(sorted(targets.items()))
 
 
-def _live(targets: _Targets, total: int) -> LiveCounts:
-    """Return the number of addresses in use at each node, whatever their names are."""
-    by_address: dict[int, set[int]] = {}
-    for (address, _, _), nodes in targets.items():
-        by_address.setdefault(address, set()).update(nodes)
-    return live_counts([node_uses(nodes, total) for nodes in by_address.values()], total)
-
-
-def _segment(segment: Segment, inside: _Targets, total: int) -> Row:
-    nodes, live = len(set().union(*inside.values())), _live(inside, total)
-    note = f"{count_of(len(inside), 'pointer')} into it, from {count_of(nodes, 'node')}"
-    most = max(live.counts, default=0)
-    if most:
-        addresses = len({address for address, _, _ in inside})
-        note = f"{note}; at most {most} of {addresses} addresses in use, at "
-        note += f"#{live.counts.index(most)}. {_NOTE}"
+def _segment(segment: Segment, inside: _Targets) -> Row:
+    nodes = set().union(*inside.values())
+    note = f"{count_of(len(inside), 'pointer')} into it, from {count_of(len(nodes), 'node')}"
     return Row(
         key=f"{segment.address:#x}",
         values=(
-            f"{segment.address:#x}", nodes, segment.used, segment.size, f"{segment.pool} pool",
-            live if most else None,
+            f"{segment.address:#x}", len(nodes), _first_to_last(nodes), segment.used, segment.size,
+            f"{segment.pool} pool",
         ),
-        note=note,
-        make_children=partial(_target_rows, inside, total) if inside else None,
+        note=f"{note}. {_NOTE}" if inside else note,
+        make_children=partial(_target_rows, inside) if inside else None,
     )  # fmt: skip
 
 
-def _target_rows(targets: _Targets, total: int) -> Iterator[Row]:
+def _target_rows(targets: _Targets) -> Iterator[Row]:
     addresses = sorted({address for address, _, _ in targets})
     following = dict(pairwise(addresses))
     for (address, memory, name), nodes in targets.items():
@@ -149,71 +126,19 @@ def _target_rows(targets: _Targets, total: int) -> Iterator[Row]:
         yield Row(
             key=f"{address:#x} {memory} {name}",
             values=(
-                f"{address:#x} {name}",
-                len(nodes),
-                None,
-                None,
-                memory,
-                node_uses(nodes, total),
+                f"{address:#x} {name}", len(nodes), _first_to_last(nodes), None, None, memory,
             ),
             note=f"{name or memory}, argument of {indices}{limit}",
             tone="bad" if memory == "freed" else "",
-        )
+        )  # fmt: skip
 
 
-class Uses(NamedTuple):
-    """The nodes that use an address.
-
-    Attributes:
-        first, last: Positions of the first and of the last node.
-        nodes: Positions of all of them.
-        total: Number of nodes of the graph.
-    """
-
-    first: int
-    last: int
-    nodes: tuple[int, ...]
-    total: int
-
-    def draw(self, width: int = _WIDTH) -> str:
-        """Return blocks where nodes use the address, and shade from the first to the last one."""
-        used = {_cell(node, self.total, width) for node in self.nodes}
-        begin, end = min(used), max(used)
-        return " " * begin + "".join("█" if at in used else "░" for at in range(begin, end + 1))
-
-
-class LiveCounts(NamedTuple):
-    """Number of addresses between their first and their last use, at each node."""
-
-    counts: tuple[int, ...]
-
-    def draw(self, width: int = _WIDTH) -> str:
-        """Return the largest number of each cell as a bar of an eighth to a whole cell."""
-        total, cells = len(self.counts), [0] * width
-        for node, count in enumerate(self.counts):
-            cell = _cell(node, total, width)
-            cells[cell] = max(cells[cell], count)
-        most = max(cells, default=0) or 1
-        return "".join(_EIGHTHS[-(-count * 8 // most)] for count in cells).rstrip()
-
-
-def node_uses(nodes: Iterable[int], total: int) -> Uses:
-    """Return the uses by these nodes, at least one, of a graph of ``total`` nodes."""
-    positions = tuple(sorted(nodes))
-    return Uses(positions[0], positions[-1], positions, total)
-
-
-def live_counts(uses: Sequence[Uses], total: int) -> LiveCounts:
-    """Return how many of the addresses are in use at each of ``total`` nodes."""
-    changes = [0] * (total + 1)
-    for use in uses:
-        changes[use.first] += 1
-        changes[use.last + 1] -= 1
-    return LiveCounts(tuple(accumulate(changes[:total])))
-
-
-def _cell(node: int, total: int, width: int) -> int:
-    return min(node * width // max(total, 1), max(width - 1, 0))
+def _first_to_last(nodes: Collection[int]) -> str | None:
+    """Return the first and the last node, between which the memory counts as used."""
+    first, last = min(nodes, default=None), max(nodes, default=None)
+    if first is None:
+        return None
+    return f"#{first}" if first == last else f"#{first} to #{last}"
 
 
 def buffers_link(modes: Sequence[ModeRecord], name: str) -> Link:

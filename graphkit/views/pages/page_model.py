@@ -8,8 +8,7 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from graphkit.records import ModeRecord, Node
-from graphkit.views.formatting import plain, us
-from graphkit.views.module_runs import Level
+from graphkit.views.formatting import plain
 from graphkit.views.selection import NamedGraph
 
 Link: TypeAlias = "Callable[[], Page] | str"
@@ -29,7 +28,6 @@ class Column:
         least: Needed width in cells of the column that takes all spare width; 0 for all others.
         narrow: Width in cells to which it shrinks before other columns are left out; 0 for none.
         draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
-        axis: Texts at both ends of the heading of a picture; empty for the column's name.
         tint: Colours cells by the ``part`` of their row, or by ``heat``, a value that is a share.
         sums_up: True if the cell of a row repeats what the rows inside of it say: a search
             finds only the innermost of them.
@@ -43,7 +41,6 @@ class Column:
     least: int = 0
     narrow: int = 0
     draw: Callable[[Any, int], str] | None = None
-    axis: tuple[str, str] = ("", "")
     tint: str = ""
     sums_up: bool = False
 
@@ -95,43 +92,6 @@ class Siblings:
     make: Callable[[int], Page]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The time of a replay that a page draws.
-
-    Attributes:
-        begin, end: In us, within the replay.
-        whole: Time of the whole replay.
-        icicle: The modules that ran, one level per depth, outermost first.
-        make: Makes the page of another time.
-    """
-
-    begin: float
-    end: float
-    whole: float
-    icicle: tuple[Level, ...]
-    make: Callable[[float, float], Page]
-
-    @property
-    def text(self) -> str:
-        """The time, and how much it is enlarged."""
-        return f"{us(self.begin)} to {us(self.end)} us, {self.whole / (self.end - self.begin):.3g}x"
-
-    def zoomed(self, factor: float, at: float) -> Page:
-        """Return the page of ``factor`` times the time, around a time; never below 1 us."""
-        length = min(max((self.end - self.begin) * factor, 1.0), self.whole)
-        return self._at(at - length / 2, length)
-
-    def moved(self, share: float) -> Page:
-        """Return the page of a later time, by a share of the window; earlier if negative."""
-        length = self.end - self.begin
-        return self._at(self.begin + length * share, length)
-
-    def _at(self, begin: float, length: float) -> Page:
-        begin = max(0.0, min(begin, self.whole - length))
-        return self.make(begin, begin + length)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """One page.
@@ -148,7 +108,6 @@ class Page:
         siblings: Pages that Tab leads to; ``None`` if there are none.
         empty: Sentence to show if there are no rows.
         nodes: All nodes of the graph that its rows are about; shares are shares of their time.
-        window: The time that its pictures show; ``None`` if it does not zoom.
     """
 
     title: str
@@ -162,7 +121,6 @@ class Page:
     siblings: Siblings | None = None
     empty: str = "no rows"
     nodes: Sequence[Node] = ()
-    window: Window | None = None
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return a row's values as text, each on one line."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.facts import PROFILED, time_facts
 from graphkit.views.formatting import us, within_one
-from graphkit.views.module_runs import module_levels
 from graphkit.views.module_tree import node_parts
 from graphkit.views.pages.node import node_note, page_by_index
-from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, Window, count_column
+from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 from graphkit.views.source_code import source_cell
 
 _WIDTH = 20
@@ -36,75 +34,44 @@ def timeline_page(group: GraphGroup, index: int) -> Page:
     title, graph = group.graphs[index]
     spans = replay_spans(graph)
     has_branches = any(span.branch for _, span in spans)
-    ends = (span.end for _, span in spans if math.isfinite(span.end))
-    whole = max((end for end in ends if end > 0), default=1.0)
-    page = group.page(
+    return group.page(
         index,
         timeline_page,
         here={"time": "this page shows the timeline"},
         title=f"timeline of {title}",
         crumb="timeline",
         facts=tuple(_facts(graph, spans)),
-        columns=(),
+        columns=_columns(spans, has_branches=has_branches),
         rows=tuple(_rows(graph, spans, has_branches=has_branches)),
         notes=(PROFILED,) if spans else (),
         empty="no replay of this graph was measured",
     )
-    icicle = module_levels(graph)
-
-    def between(begin: float, end: float) -> Page:
-        window = Window(begin=begin, end=end, whole=whole, icicle=icicle, make=between)
-        return replace(
-            page,
-            columns=_columns(begin, end, whole, has_branches=has_branches),
-            window=window if spans else None,
-        )
-
-    return between(0.0, whole)
 
 
-def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> tuple[Column, ...]:
-    branch = count_column("branch", 6)
-    time = Column(
-        name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=18,
-        draw=lambda span, width: _picture(span, width, begin, end),
-        axis=(us(begin), f"{us(end)} us"), tint="part",
-    )  # fmt: skip
+def _columns(spans: Sequence[tuple[Node, Span]], *, has_branches: bool) -> tuple[Column, ...]:
+    whole = max((span.end for _, span in spans), default=0.0) or 1.0
+
+    def picture(span: Span, width: int = _WIDTH) -> str:
+        """Return a node's place in the replay, after the gap before it; at least one cell."""
+
+        def cell(time: float) -> int:
+            return min(int(within_one(time / whole) * width), width - 1)
+
+        gap, first = cell(span.begin - (span.gap or 0.0)), cell(span.begin)
+        length = max(math.ceil(within_one(span.end / whole) * width) - first, 1)
+        return " " * gap + "░" * (first - gap) + "▓█"[not span.branch] * length
+
     return (
         Column(name="node", most=40, narrow=24),
         count_column("start us", 5, us),
         count_column("us", 2, us),
         count_column("gap us", 3, us),
-        *([branch] if has_branches else []),
-        time,
+        *([count_column("branch", 6)] if has_branches else []),
+        Column(name="time", show=picture, rank=1, least=18, draw=picture, tint="part"),
         Column(name="source", rank=4, most=40),
         Column(name="part", rank=7, most=8, tint="part"),
         Column(name="module", rank=8, most=32),
     )
-
-
-def _picture(span: Span, width: int, begin: float, end: float) -> str:
-    """Return a node's place in a window of time: at least one cell, after the gap before it.
-
-    Arrows show where a node outside of the window is; nodes of further branches are shaded.
-    """
-    if span.begin < begin and span.end <= begin:
-        return "<"
-    if span.begin >= end:
-        return " " * (width - 1) + ">"
-    gap = _cell(span.begin - (span.gap or 0.0), width, begin, end)
-    first = _cell(span.begin, width, begin, end)
-    last = max(first, math.ceil(_share(span.end, begin, end) * width) - 1)
-    mark = "█" if not span.branch else "▓"
-    return " " * min(gap, first) + "░" * max(first - gap, 0) + mark * (last - first + 1)
-
-
-def _cell(time: float, width: int, begin: float, end: float) -> int:
-    return min(int(_share(time, begin, end) * width), width - 1)
-
-
-def _share(time: float, begin: float, end: float) -> float:
-    return within_one((time - begin) / (end - begin))
 
 
 def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from textual.widgets import Footer
 
 from graphkit.views.pages import Column, Page, Row
 
-_MOUSE = "select a row or a module above the timeline; twice: open; on a head: sort"
+_MOUSE = "select a row; twice: open; on a head: sort"
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}
 
 
@@ -38,18 +38,16 @@ KEYS = (
     _key("?", "help", "help", "list all keys"),
     _key("q", "app.quit", "quit", "leave"),
     _key("escape", "back", "back", "go back to the page before"),
-    _key("/", "search", "search", "search rows, collapsed ones too; name:word in one column"),
-    _key("f", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
+    _key("/", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
     _key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head"),
     _key("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair"),
     _key("K", "view('kernels')", "kernels", "what each kernel of the graph costs"),
-    _key("t", "view('time')", "time", "the replay as it ran: nodes, gaps and modules in time"),
+    _key("t", "view('time')", "time", "the replay as it ran: nodes and gaps in time"),
     _key("c", "view('compare')", "compare", "compare with another size; tab steps on"),
     _key("b", "view('buffers')", "buffers", "input buffers of the mode"),
     _key("m", "view('memory')", "memory", "memory that the graph points to, and when it is used"),
-    _key("+", "do('open_all')", "expand", "expand all rows; in the timeline, zoom in"),
-    _key("-", "do('close_all')", "collapse", "collapse all rows; in the timeline, zoom out"),
-    _key("e", "export", "export", "write the page to a text file"),
+    _key("+", "do('open_all')", "expand", "expand all rows"),
+    _key("-", "do('close_all')", "collapse", "collapse all rows"),
     # Only the help page has the others.
     _hidden("shift+tab", "sibling(-1)", "previous", "previous page of the kind"),
     _hidden("up,k", "move(-1, 'row')", "up", "previous row"),
@@ -58,15 +56,8 @@ KEYS = (
     _hidden("pagedown", "move(1, 'page')", "page down", "one screen down"),
     _hidden("home,g", "move(-1, 'end')", "first", "first row"),
     _hidden("end,G", "move(1, 'end')", "last", "last row"),
-    _hidden("right,l", "do('open')", "expand", "expand the row; in the timeline, pan right"),
-    _hidden(
-        "left,h",
-        "do('close')",
-        "collapse",
-        "collapse the row, or go to the row around it; pan left",
-    ),
-    _hidden("n", "match(1)", "next match", "next row with the words of the search"),
-    _hidden("N", "match(-1)", "previous match", "previous row with them"),
+    _hidden("right,l", "do('open')", "expand", "expand the row"),
+    _hidden("left,h", "do('close')", "collapse", "collapse the row, or go to the row around it"),
     _hidden("S", "do('reverse')", "reverse", "reverse the order"),
     _hidden("ctrl+c", "app.quit", "quit", "leave, also while typing"),
 )

@@ -1,4 +1,4 @@
-"""A page with its state: open rows, order, filter, search and cursor."""
+"""A page with its state: open rows, order, filter and cursor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class ViewState:
         sort: Name of the column that sorts the rows; empty for the page's own order.
         is_reversed: True if that order is reversed.
         filter: Words that visible rows contain.
-        search: Words to search for.
         opened: Keys of the open rows.
         cursor: Key of the selected row.
     """
@@ -28,12 +27,11 @@ class ViewState:
     sort: str = ""
     is_reversed: bool = False
     filter: str = ""
-    search: str = ""
     opened: frozenset[str] = frozenset()
     cursor: str = ""
 
 
-_OF_STATE = ("lines", "all_lines", "matches", "_passing", "_filter_sum", "_search_sum")
+_OF_STATE = ("lines", "all_lines", "_passing", "_filter_sum")
 """What a listing computes from its state when it is first needed."""
 
 
@@ -58,11 +56,6 @@ class Listing:
         """The rows that would be visible if all were open."""
         return self._flatten(lambda _row: True)
 
-    @cached_property
-    def matches(self) -> tuple[Line, ...]:
-        """The rows that contain the words of the search, those in closed rows included."""
-        return tuple(self.containing(self.state.search, self.all_lines))
-
     @property
     def line(self) -> Line | None:
         """The selected line; ``None`` if there are no rows."""
@@ -74,19 +67,13 @@ class Listing:
         return self.line.row if self.line else None
 
     @property
-    def match_number(self) -> int:
-        """Number of the selected match, from 1; 0 if none is selected."""
-        keys = [line.row.key for line in self.matches]
-        return keys.index(self.state.cursor) + 1 if self.state.cursor in keys else 0
-
-    @property
     def empty(self) -> str:
         """Sentence to show if there are no rows."""
         return f"no row contains {self.state.filter!r}" if self.state.filter else self.page.empty
 
     @property
     def status(self) -> tuple[str, ...]:
-        """Position, order, filter and search with the sums of what matches, as texts."""
+        """Position, order, and the filter with the sum of what passes it, as texts."""
         return tuple(map(plain, self._status()))
 
     def cells(self, row: Row) -> tuple[str, ...]:
@@ -160,23 +147,6 @@ class Listing:
         lines = self.containing(self.state.filter, self.all_lines)
         self._change(opened=self.state.opened | keys_around(lines))
 
-    def search(self, words: str) -> bool:
-        """Select a row that contains the words, from the cursor on; return True if one does."""
-        self._change(search=words.strip())
-        return bool(self.match_number) or self.next_match(1)
-
-    def next_match(self, step: int) -> bool:
-        """Select the next match, or for ``step`` -1 the one before; return False without one."""
-        if not self.matches:
-            return False
-        positions = {line.row.key: at for at, line in enumerate(self.all_lines)}
-        cursor = positions.get(self.state.cursor, 0)
-        ordered = self.matches[::step]
-        beyond = (line for line in ordered if (positions[line.row.key] - cursor) * step > 0)
-        match = next(beyond, ordered[0])
-        self._change(opened=self.state.opened | keys_around([match]), cursor=match.row.key)
-        return True
-
     def open(self) -> None:
         """Show the rows inside the selected one; a single one is opened as well."""
         opened, row = set(self.state.opened), self.row
@@ -209,10 +179,6 @@ class Listing:
     def _filter_sum(self) -> str:
         return sum_text(self.page, self._passing)
 
-    @cached_property
-    def _search_sum(self) -> str:
-        return sum_text(self.page, self.matches)
-
     def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
         state, kept = self.state, set[str]()
         if state.filter:  # the rows that pass it, and those around them
@@ -242,22 +208,14 @@ class Listing:
         siblings = self.page.siblings
         if siblings and siblings.count > 1:
             yield f"tab {siblings.index + 1}/{siblings.count}"
-        if self.page.window:
-            yield f"{self.page.window.text}: + - zoom, left right pan"
         if state.sort or state.is_reversed:
             yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
         if state.filter:
-            yield _with_sum(f"filter {state.filter}", self._filter_sum)
-        if state.search:
-            match = f"match {self.match_number}/{len(self.matches)} {state.search}"
-            yield _with_sum(match, self._search_sum)
+            total = self._filter_sum
+            yield f"filter {state.filter}" + (f" ({total})" if total else "")
 
     def _heading(self, column: Column) -> str:
         if column.name != self.state.sort:
             return column.name
         is_descending = column.is_number != self.state.is_reversed
         return f"{column.name} {'↓' if is_descending else '↑'}"
-
-
-def _with_sum(text: str, total: str) -> str:
-    return f"{text} ({total})" if total else text

@@ -60,10 +60,10 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         self._fitted = ()
         self.follow()
 
-    def follow(self, *, at_top: bool = False) -> None:
-        """Scroll to the selected row, and draw; it becomes the first one in sight if ``at_top``."""
+    def follow(self) -> None:
+        """Scroll to the selected row, and draw."""
         first = min(self.scroll_offset.y, self.listing.at)
-        first = self.listing.at if at_top else max(first, self.listing.at + 1 - self.num_rows)
+        first = max(first, self.listing.at + 1 - self.num_rows)
         self.scroll_to(y=first, animate=False, force=True)
         self._fit_columns()
         self.refresh()
@@ -121,13 +121,8 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
             x -= span.width + GAP
 
     def _headings(self) -> Iterator[Segment]:
-        cells = list(self.listing.headings)
-        for span in self._spans:
-            begin, end = self.listing.page.columns[span.index].axis
-            if end and len(begin) + len(end) < span.width:
-                cells[span.index] = f"{begin}{end.rjust(span.width - len(begin))}"
         yield Segment("  ", HEADING)
-        yield from (Segment(text, HEADING) for text in self._aligned(cells))
+        yield from (Segment(text, HEADING) for text in self._aligned(self.listing.headings))
 
     def _row(self, at: int) -> Iterator[Segment]:
         line, columns = self.listing.lines[at], self.listing.page.columns

@@ -1,24 +1,23 @@
-"""The screen: a stack of pages, of which the last one is shown, and the actions of its keys."""
+"""The application and its screen: a stack of pages of which the last one is shown, and its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
+from graphkit.records import RecordWithGraphs
 from graphkit.views.formatting import plain
 from graphkit.views.lines import clip
-from graphkit.views.pages import Page
+from graphkit.views.pages import Page, initial_pages
 from graphkit.views.source_code import source_line, source_sentence
-from graphkit.views.tui.export import listing_text, unused_name, write_new
-from graphkit.views.tui.icicle_strip import IcicleStrip, followed, row_at, zoomed
 from graphkit.views.tui.keys import KEYS, KeyLine, help_page
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.row_list import RowList
@@ -57,10 +56,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
             device: Name of the device of the record, for the first line.
         """
         super().__init__()
-        self._device, self._icicle = plain(device), IcicleStrip()
+        self._device = plain(device)
         self._stack = [Listing(page) for page in pages]
         self._rows, self._input = RowList(self.listing), Input(select_on_focus=False)
-        self._submit: Callable[[str], None] = lambda _words: None
 
     @property
     def listing(self) -> Listing:
@@ -76,12 +74,11 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Yield the widgets from top to bottom."""
         yield Static(id="place")
         yield Static(id="facts")
-        yield self._icicle
         yield self._rows
         yield Static(id="note")
         yield Static(id="status")
         with Horizontal(id="prompt"):
-            yield Static(id="question")
+            yield Static("filter:", id="question")
             yield self._input
         yield KeyLine()
         yield Static(id="small")
@@ -100,15 +97,6 @@ class PageScreen(Screen[None], inherit_bindings=False):
         if event.opens:
             self.action_enter()
 
-    def on_icicle_strip_clicked(self, event: IcicleStrip.Clicked) -> None:
-        """Select the first node of the module that was clicked."""
-        at = row_at(self.listing, event.box)
-        if at is None:
-            self._say(f"no visible row runs in {event.box.name}")
-        else:
-            self.listing.go(at)
-            self._follow()
-
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
         """Disable all keys but two while the user types."""
         return not self._is_typing or action in _WHILE_TYPING
@@ -117,18 +105,13 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Select the row that is one row, one screen or the whole list away."""
         rows = {"row": 1, "page": self._rows.num_rows, "end": len(self.listing.lines)}[unit]
         self.listing.go(self.listing.at + step * rows)
-        self._follow()
+        self._rows.follow()
+        self._show_selection()
 
     def action_do(self, verb: str) -> None:
-        """Call a method of the listing that changes its state, or zoom and pan its time."""
-        listing = zoomed(self.listing, verb)
-        if listing:
-            is_moved = listing.at != self.listing.at
-            self._turn(listing)
-            self._rows.follow(at_top=is_moved)
-        else:
-            getattr(self.listing, verb)()
-            self._show_rows()
+        """Call a method of the listing that changes its state."""
+        getattr(self.listing, verb)()
+        self._show_rows()
 
     def action_enter(self) -> None:
         """Open the page of the selected row; without one, expand or collapse the row."""
@@ -168,83 +151,33 @@ class PageScreen(Screen[None], inherit_bindings=False):
             self._say("there is no other page of this kind")
             return
         page, state = siblings.make((siblings.index + step) % siblings.count), self.listing.state
-        self._turn(Listing(page, replace(state, opened=state.opened | page.opened)))
-
-    def action_search(self) -> None:
-        """Ask for words to search for."""
-        self._ask("search", self.listing.state.search, self._search)
-
-    def action_match(self, step: int) -> None:
-        """Select the next row that contains the words of the search."""
-        if self.listing.state.search:
-            self._show_match(self.listing.next_match(step))
-        else:
-            self._say("there is no search; / starts one")
+        self._stack[-1] = Listing(page, replace(state, opened=state.opened | page.opened))
+        self._show_page()
 
     def action_filter(self) -> None:
         """Ask for words that visible rows must contain."""
-        self._ask("filter", self.listing.state.filter, self._filter)
-
-    def action_export(self) -> None:
-        """Ask for the name of a file, and write the page to it."""
-        self._ask("write to", unused_name(self.path), self._export)
+        self._input.value = self.listing.state.filter
+        self._input.cursor_position = len(self._input.value)
+        self.query_one("#prompt").display = True
+        self._input.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Close the prompt and use its text."""
+        """Close the prompt, and show the rows with its words."""
         self._close_prompt()
-        self._submit(event.value)
+        self.listing.filter(event.value)
+        self._show_rows()
 
     @property
     def _is_typing(self) -> bool:
         return self._input.has_focus
 
-    def _ask(self, question: str, text: str, submit: Callable[[str], None]) -> None:
-        self._submit = submit
-        self._set_text("question", f"{question}:")
-        self._input.value = text
-        self._input.cursor_position = len(text)
-        self.query_one("#prompt").display = True
-        self._input.focus()
-
     def _close_prompt(self) -> None:
         self.query_one("#prompt").display = False
         self.set_focus(None)
 
-    def _search(self, words: str) -> None:
-        self._show_match(self.listing.search(words))
-
-    def _filter(self, words: str) -> None:
-        self.listing.filter(words)
-        self._show_rows()
-
-    def _export(self, name: str) -> None:
-        self._show_selection()
-        if name.strip():
-            self._say(write_new(name, listing_text(self.path, self.listing)))
-
     def _push(self, page: Page) -> None:
         self._stack.append(Listing(page))
         self._show_page()
-
-    def _turn(self, listing: Listing) -> None:
-        """Show another listing in place of this one."""
-        self._stack[-1] = listing
-        self._show_page()
-
-    def _follow(self) -> None:
-        """Bring the selected row into sight, and its time into the window."""
-        listing = followed(self.listing)
-        if listing:
-            self._turn(listing)
-        else:
-            self._rows.follow()
-            self._show_selection()
-
-    def _show_match(self, is_found: bool) -> None:
-        self._rows.update()
-        self._follow()
-        if self.listing.state.search and not is_found:
-            self._say(f"no row contains {self.listing.state.search!r}")
 
     def _show_page(self) -> None:
         page = self.listing.page
@@ -258,8 +191,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def _show_selection(self) -> None:
         row, (width, height) = self.listing.row, self.size
-        nodes, window = row.nodes if row else (), self.listing.page.window
-        most = max(2, height // (8 if window else 4))
+        nodes, most = row.nodes if row else (), max(2, height // 4)
         code = plain(source_line(nodes[0].source) if len(nodes) == 1 else source_sentence(nodes))
         note = fold(plain(row.note) if row else "", width, most - bool(code))
         self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
@@ -267,8 +199,6 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self.query_one("#place", Static).update(
             place_line(crumbs, common_module(nodes), self._device, width)
         )
-        time = nodes[0].start_us if nodes else None
-        self._icicle.show(window, time, height // 5)
         self._say(SEPARATOR.join(self.listing.status))
 
     def _say(self, text: str) -> None:
@@ -276,3 +206,33 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def _set_text(self, name: str, text: str) -> None:
         self.query_one(f"#{name}", Static).update(Text(text))
+
+
+class InspectApp(App[None]):
+    """Shows a record that holds graphs."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "graphkit"
+
+    def __init__(
+        self,
+        record: RecordWithGraphs,
+        *,
+        mode: str | None = None,
+        batch_size: int | None = None,
+        by: str = "module",
+    ) -> None:
+        """Open with the whole record, or with the graph of a mode and size on top of it.
+
+        Raises:
+            ConfigError: The record has no such mode or size.
+        """
+        # The terminal's own colours, dark or light. textual renamed "textual-ansi" to "ansi-dark".
+        super().__init__(ansi_color=True)
+        self.theme = next(name for name in self.available_themes if "ansi" in name)
+        self._device = record.environment.device
+        self._pages = initial_pages(record, mode=mode, batch_size=batch_size, by=by)
+
+    async def on_mount(self) -> None:
+        """Show the first pages."""
+        await self.push_screen(PageScreen(self._pages, self._device))
