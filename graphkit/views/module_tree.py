@@ -1,4 +1,4 @@
-"""Nodes of a graph as a tree of phases and modules, and the part of a step that each is of."""
+"""Nodes of a graph as a tree of phases and modules, and the part and the sources of nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from graphkit.records import GraphRecord, Node
+from graphkit.records import GraphRecord, Node, count_of
 
 NodeInModules = tuple[tuple[str, ...], Node]
 """The names of the phase and the modules around a node, outermost first, and the node."""
@@ -16,6 +16,9 @@ PHASES = ("draft", "build", "verify", "accept", "extend")
 _STEP = "STEP"
 _LARGE = 500
 """Number of nodes from which on a picture of each node is too large to read."""
+_FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
+_MOST_LINES = 2
+"""Lines to name in a sentence; more are counted."""
 _RUNNER_PARTS = {"(refresh)": "refresh", "(metadata)": "metadata"}
 _MODEL_PARTS = {
     "norm": re.compile(r"norm|^ln_", re.IGNORECASE),  # first: post_attention_layernorm is a norm
@@ -221,3 +224,30 @@ def _part(names: Sequence[str]) -> str:
 @lru_cache(maxsize=1024)  # most nodes share the names of their modules
 def _model_part(name: str) -> str:
     return next((part for part, pattern in _MODEL_PARTS.items() if pattern.search(name)), "")
+
+
+def source_cell(nodes: Iterable[Node]) -> str:
+    """Return file and line of the most expensive source, and the number of others.
+
+    Such as ``layers.py:110`` or ``model.py:129 +8``; empty if no node has a source.
+    """
+    first, *others = _by_time(nodes) or [""]
+    match = _FILE_AND_LINE.search(first)
+    name = match[0] if match else first
+    return f"{name} +{len(others)}" if others else name
+
+
+def source_sentence(nodes: Iterable[Node]) -> str:
+    """Return the most expensive sources with their functions; empty if no node has a source."""
+    lines = _by_time(nodes)
+    others = len(lines) - _MOST_LINES
+    more = [f"and {count_of(others, 'more line')}"] if others > 0 else []
+    return ", ".join([*lines[:_MOST_LINES], *more])
+
+
+def _by_time(nodes: Iterable[Node]) -> list[str]:
+    times: dict[str, float] = {}
+    for node in nodes:
+        if node.source:
+            times[node.source] = times.get(node.source, 0.0) + (node.duration_us or 0.0)
+    return sorted(times, key=lambda line: -times[line])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graphkit.views.lines import matcher
 from graphkit.views.pages import Column, Page, Row
-from graphkit.views.tui.listing import Listing, ViewState
+from graphkit.views.tui.listing import Listing, ViewState, matcher
 
 COLUMNS = (
     Column(name="name", least=10),

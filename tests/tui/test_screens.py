@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from graphkit.views import inspect_view
-from graphkit.views.lines import clip
+from graphkit.views.text.page import clip
 
 SIZES = ((60, 24), (80, 24), (120, 40))
 

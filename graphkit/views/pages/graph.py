@@ -11,8 +11,7 @@ from functools import partial
 from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, extent
-from graphkit.views.facts import graph_facts
-from graphkit.views.formatting import bar, size, us
+from graphkit.views.formatting import bar, graph_facts, size, us
 from graphkit.views.module_tree import (
     Branch,
     common_part,
@@ -21,12 +20,12 @@ from graphkit.views.module_tree import (
     node_parts,
     node_phases,
     shortened,
+    source_cell,
     total_us,
 )
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 from graphkit.views.selection import NamedGraph
-from graphkit.views.source_code import source_cell
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
-from graphkit.views.facts import environment_facts
+from graphkit.views.formatting import environment_facts
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.pages.kernels import kernels_page

@@ -15,8 +15,7 @@ from graphkit.records import (
     count_of,
     figure_heading,
 )
-from graphkit.views.facts import environment_facts
-from graphkit.views.formatting import size, us
+from graphkit.views.formatting import environment_facts, size, us
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.pages.memory import buffers_link

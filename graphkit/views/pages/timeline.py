@@ -9,12 +9,10 @@ from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
-from graphkit.views.facts import PROFILED, time_facts
-from graphkit.views.formatting import us, within_one
-from graphkit.views.module_tree import node_parts
+from graphkit.views.formatting import PROFILED, time_facts, us, within_one
+from graphkit.views.module_tree import node_parts, source_cell
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
-from graphkit.views.source_code import source_cell
 
 _WIDTH = 20
 """Cells of a node's place in the replay, as text."""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of, listed
 from graphkit.records.audit import SEVERITIES
-from graphkit.views.facts import environment_line
+from graphkit.views.formatting import environment_line
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MAX_NAMES = 6

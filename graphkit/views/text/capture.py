@@ -19,8 +19,15 @@ from graphkit.records import (
     distinct_text,
     figure_heading,
 )
-from graphkit.views.facts import environment_line
-from graphkit.views.formatting import facts_table, number, plain, size, text_table, us
+from graphkit.views.formatting import (
+    environment_line,
+    facts_table,
+    number,
+    plain,
+    size,
+    text_table,
+    us,
+)
 
 _MAX_MISMATCHES = 10
 

@@ -1,8 +1,8 @@
-"""A page as text for a pipe: the table that the screen shows, with every row, nothing clipped."""
+"""A page as text: its rows as lines, the columns that fit, and the table for a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -12,8 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from graphkit.views.formatting import facts_table, plain
-from graphkit.views.lines import GAP, ColumnSpan, Line, fit, flatten, widest
-from graphkit.views.pages.page_model import Page, Row
+from graphkit.views.pages.page_model import Column, Page, Row
 
 TONES = {
     "": Style(),
@@ -23,8 +22,139 @@ TONES = {
     "faint": Style(dim=True),
 }
 """Styles of rows; each repeats in colour what the text says."""
+Order = Callable[[Sequence[Row]], Sequence[Row]]
+"""Sorts the rows of one parent."""
+_Test = Callable[[Row], bool]
+GAP = 2
+"""Cells between two columns."""
 _BOLD = Style(bold=True)
 _ASCII_BAR = str.maketrans("█▉▊▋▌▍▎▏", "#### " + " " * 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A visible row.
+
+    Attributes:
+        row: The row.
+        parents: Keys of the rows around it, outermost first.
+    """
+
+    row: Row
+    parents: tuple[str, ...]
+
+
+def flatten(
+    rows: Sequence[Row],
+    *,
+    is_open: _Test = lambda _row: True,
+    is_kept: _Test = lambda _row: True,
+    order: Order = lambda rows: rows,
+    parents: tuple[str, ...] = (),
+) -> Iterator[Line]:
+    """Yield the rows, and after each open one the rows inside it.
+
+    Args:
+        rows: The rows of one parent.
+        is_open: True for a row whose children are visible.
+        is_kept: True for a row that is visible at all.
+        order: Sorts the rows of each parent.
+        parents: Keys of the rows around these, outermost first.
+    """
+    for row in order(rows):
+        if is_kept(row):
+            yield Line(row, parents)
+            if row.make_children and is_open(row):
+                yield from flatten(
+                    row.children,
+                    is_open=is_open,
+                    is_kept=is_kept,
+                    order=order,
+                    parents=(*parents, row.key),
+                )
+
+
+def keys_around(lines: Iterable[Line]) -> frozenset[str]:
+    """Return the keys of all rows that contain these."""
+    return frozenset(key for line in lines for key in line.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpan:
+    """A column that fits.
+
+    Attributes:
+        index: Its index among the page's columns.
+        width: Its width in cells.
+    """
+
+    index: int
+    width: int
+
+
+def fit(columns: Sequence[Column], wanted: Sequence[int], room: int) -> tuple[ColumnSpan, ...]:
+    """Return the columns that fit into a line, in order, with their widths.
+
+    Columns are left out by ``rank`` until the narrowest widths fit. Columns of rank 0 stay: if they
+    need more than the line, the widest are narrowed. What is left widens the columns that were
+    narrow, in order, then the column with ``least``.
+
+    Args:
+        columns: All columns.
+        wanted: Width of the widest text of each column, in cells.
+        room: Width of the line, in cells.
+    """
+    pairs = zip(columns, wanted, strict=True)
+    full = [column.least or min(want, column.most) for column, want in pairs]
+    widths = {i: min(width, columns[i].narrow or width) for i, width in enumerate(full)}
+    while _spare(widths, room) < 0:
+        rank, index = max((columns[i].rank, i) for i in widths)
+        if rank == 0:
+            break
+        del widths[index]
+    while _spare(widths, room) < 0 < max(widths.values()):
+        widths[max(widths, key=widths.__getitem__)] -= 1
+    for i in widths:
+        widths[i] += max(0, min(_spare(widths, room), full[i] - widths[i]))
+    spare = max(0, _spare(widths, room))
+    return tuple(ColumnSpan(i, w + spare * bool(columns[i].least)) for i, w in widths.items())
+
+
+def _spare(widths: dict[int, int], room: int) -> int:
+    return room - sum(widths.values()) - GAP * (len(widths) - 1)
+
+
+def widest(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of the widest text of each column, in cells."""
+    return [max(map(cell_len, texts)) for texts in zip(*rows, strict=True)]
+
+
+def align_cells(
+    cells: Sequence[str], columns: Sequence[Column], spans: Sequence[ColumnSpan]
+) -> Iterator[str]:
+    """Yield the texts of a row, each padded or clipped to its column and followed by the gap.
+
+    The last text extends over the empty cells that follow it.
+    """
+    last = max((n for n, span in enumerate(spans) if cells[span.index]), default=0)
+    for n, span in enumerate(spans):
+        text, width = cells[span.index], span.width
+        if columns[span.index].is_number:
+            text = " " * (width - cell_len(text)) + text
+        if n == last:
+            rest = sum(GAP + other.width for other in spans[n + 1 :])
+            yield clip(text, width + rest)
+            return
+        yield clip(text, width) + " " * GAP
+
+
+def clip(text: str, width: int) -> str:
+    """Return the text in exactly ``width`` cells; text that does not fit ends in an ellipsis."""
+    if text.isascii() and len(text) <= width:
+        return text.ljust(width)
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    return set_cell_size(set_cell_size(text, max(width - 1, 0)).rstrip() + "…", width)
 
 
 def page_view(page: Page, *, is_expanded: bool = True) -> RenderableType:

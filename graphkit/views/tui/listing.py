@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from graphkit.views.formatting import plain
-from graphkit.views.lines import Line, flatten, keys_around, matcher, order_by, sum_text
+from graphkit.records import count_of
+from graphkit.views.formatting import plain, us
+from graphkit.views.module_tree import total_us
 from graphkit.views.pages import Column, Page, Row
+from graphkit.views.text.page import Line, Order, flatten, keys_around
+
+_WORD = re.compile(r"\w+")
+Match = Callable[[Sequence[str], str], bool]
+"""Returns whether a row contains the words, from its cells and its note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +226,65 @@ class Listing:
             return column.name
         is_descending = column.is_number != self.state.is_reversed
         return f"{column.name} {'↓' if is_descending else '↑'}"
+
+
+def order_by(columns: Sequence[Column], name: str, is_reversed: bool) -> Order:
+    """Return the order by a column's values, or the page's own order for an unknown name.
+
+    Numbers descend and text ascends unless reversed; rows without a value stay last. Numbers within
+    text count as numbers: ``layers.2`` precedes ``layers.10``.
+    """
+    index = next((at for at, column in enumerate(columns) if column.name == name), None)
+    if index is None:
+        return (lambda rows: rows[::-1]) if is_reversed else (lambda rows: rows)
+    at, descending = index, columns[index].is_number != is_reversed
+
+    def order(rows: Sequence[Row]) -> Sequence[Row]:
+        with_value = [row for row in rows if row.values[at] is not None]
+        with_value.sort(key=lambda row: _natural(row.values[at]), reverse=descending)
+        return [*with_value, *(row for row in rows if row.values[at] is None)]
+
+    return order
+
+
+def _natural(value: Any) -> Any:
+    """Return a sort key: a number as it is; text as parts, of which every second is a number."""
+    if not isinstance(value, str):
+        return value
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", value)]
+
+
+def matcher(words: str, columns: Sequence[str]) -> Match | None:
+    """Return the test for rows that contain every word, in any case; ``None`` for no words.
+
+    ``name:part`` searches only the column with the word ``name`` in its heading. A name that no
+    column has, as in ``at::native``, is searched as text.
+    """
+    names = [_WORD.findall(name.casefold()) for name in columns]
+    tests = [_test(word.casefold(), names) for word in words.split()]
+    return (lambda cells, note: all(test(cells, note) for test in tests)) if tests else None
+
+
+def sum_text(page: Page, lines: Iterable[Line]) -> str:
+    """Return number, time in us and share of the rows' nodes, as text; empty if the page has none.
+
+    A node in several of the rows, such as its own row and its module's, counts once.
+    """
+    if not page.nodes:
+        return ""
+    nodes = {node.index: node for line in lines for node in line.row.nodes}.values()
+    time, whole = total_us(nodes), total_us(page.nodes)
+    parts = [count_of(len(nodes), "node")]
+    if time is not None:
+        parts.append(f"{us(time)} us")
+        if whole is not None and whole > 0:
+            parts.append(f"{time / whole:.1%}")
+    return ", ".join(parts)
+
+
+def _test(word: str, names: Sequence[Sequence[str]]) -> Match:
+    name, _, part = word.partition(":")
+    column = next((index for index, words in enumerate(names) if name in words), None)
+    if part and column is not None:
+        return lambda cells, _note: part in cells[column].casefold()
+    return lambda cells, note: any(word in text.casefold() for text in (*cells, note))

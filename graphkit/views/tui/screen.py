@@ -15,9 +15,10 @@ from textual.widgets import Input, Static
 
 from graphkit.records import RecordWithGraphs
 from graphkit.views.formatting import plain
-from graphkit.views.lines import clip
+from graphkit.views.module_tree import source_sentence
 from graphkit.views.pages import Page, initial_pages
-from graphkit.views.source_code import source_line, source_sentence
+from graphkit.views.source_code import source_line
+from graphkit.views.text.page import clip
 from graphkit.views.tui.keys import KEYS, KeyLine, help_page
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.row_list import RowList

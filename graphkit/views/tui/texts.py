@@ -15,7 +15,7 @@ from textual.content import Content
 
 from graphkit.records import Node
 from graphkit.views.formatting import plain
-from graphkit.views.lines import clip
+from graphkit.views.text.page import clip
 
 SEPARATOR = " · "
 _ARROW, _MORE = " > ", "…"

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import CaptureRecord, GraphRecord, load_record
-from graphkit.views import html as html_module
 from graphkit.views.formatting import plain
 from graphkit.views.frames import module_frames
 from graphkit.views.html import html_text
-from graphkit.views.lines import flatten
 from graphkit.views.module_tree import node_parts
 from graphkit.views.pages import GraphGroup, kernels_page, node_page
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import named_graphs, select_graphs
+from graphkit.views.text.page import flatten
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -58,15 +57,14 @@ class Page(HTMLParser):
             self.texts[name] = self.texts.get(name, "") + data
 
 
-def drawn(page):
-    """What the script draws, by graph, with the texts in place of their numbers."""
-    found = json.loads(Page(page).texts["drawing"])
-    return found["graphs"], found["texts"]
-
-
 def unpacked(parsed, name="record"):
-    """The record or the details that the page decompresses later."""
-    return json.loads(gzip.decompress(base64.b64decode(parsed.texts["later"])))[name]
+    """The record, or the graphs that the script draws."""
+    return json.loads(gzip.decompress(base64.b64decode(parsed.texts["data"])))[name]
+
+
+def drawn(page):
+    """What the script draws, by graph."""
+    return unpacked(Page(page), "graphs")
 
 
 @pytest.fixture(scope="module")
@@ -124,22 +122,22 @@ def test_no_name_breaks_out(graph, name):
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
     assert GraphRecord.from_json(unpacked(parsed)) == odd
-    (view,), texts = drawn(text)
-    assert {texts[kernel["cells"][0]] for kernel in view["kernels"]["rows"]} == {plain(name)}
-    assert [frame[0] for frame in view["frames"]] == [plain(name), plain(name)]
+    (view,) = drawn(text)
+    assert {kernel["cells"][0] for kernel in view["kernels"]["rows"]} == {plain(name)}
+    assert [frame["name"] for frame in view["frames"]] == [plain(name), plain(name)]
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
-    odd = dataclasses.replace(capture, target="{{drawing}} {{text}}")
+    odd = dataclasses.replace(capture, target="{{data}} {{text}}")
     title = Page(html_text(odd, named_graphs(odd))).texts["h1"]
-    assert title == "graphkit capture: {{drawing}} {{text}}"
+    assert title == "graphkit capture: {{data}} {{text}}"
 
 
 def test_without_javascript_the_first_graph_is_text(page, capture):
     text = html.unescape(re.search(r"<noscript><pre>(.*?)</pre></noscript>", page, re.DOTALL)[1])
     graph = capture.graphs[0]
     assert text.startswith(f"{graph.name}\n")
-    assert "critical path" not in text, "the facts are above it"
+    assert "critical path" in text
     for node in graph.nodes:
         assert node.short_name in text
     assert re.search(r"gemm_kernel +1 +1\.25", text)
@@ -155,7 +153,7 @@ def test_everything_clickable_is_a_button_or_a_summary(page):
 
 def test_the_kernels_in_it_are_those_of_their_page(page, capture):
     graphs = named_graphs(capture)
-    views, texts = drawn(page)
+    views = drawn(page)
     assert len(views) == len(graphs)
     for index, view in enumerate(views):
         shown = kernels_page(GraphGroup(graphs), index)
@@ -164,16 +162,13 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
         for kernel, row in zip(view["kernels"]["rows"], shown.rows, strict=True):
             cells = shown.cells(row)
             for at, cell in zip(kept, kernel["cells"], strict=True):
-                assert texts[cell] == (cells[at] or texts[cell])
-            names = [texts[name] for name in kernel["modules"]]
-            assert names == [module.values[0] for module in row.children]
+                assert cell == (cells[at] or cell)
+            assert kernel["modules"] == [module.values[0] for module in row.children]
             nodes = graphs[index][1].nodes
             assert [nodes[at] for at in kernel["nodes"]] == list(row.nodes)
-    (gemm,) = (
-        kernel for kernel in views[0]["kernels"]["rows"]
-        if texts[kernel["cells"][0]] == "gemm_kernel"
-    )  # fmt: skip
-    assert [texts[name] for name in gemm["modules"]] == [
+    rows = views[0]["kernels"]["rows"]
+    (gemm,) = (kernel for kernel in rows if kernel["cells"][0] == "gemm_kernel")
+    assert gemm["modules"] == [
         "layers.*.mlp (2 x)", "layers.*.attn.out (2 x)", "layers.*.attn.qkv (2 x)",
     ]  # fmt: skip
 
@@ -181,8 +176,8 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
 def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
     nodes = (dataclasses.replace(graph.nodes[0], duration_us=float("nan")), *graph.nodes[1:])
     odd = dataclasses.replace(graph, nodes=nodes)
-    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
-    assert view["nodes"][0][9] is None
+    (view,) = drawn(html_text(odd, named_graphs(odd)))
+    assert view["nodes"][0]["us"] is None
     assert view["us"] is None
 
 
@@ -230,7 +225,8 @@ def test_no_text_of_a_record_is_read_as_html(page):
 def test_the_charts_have_labels_keys_and_a_text(page):
     tags = [(tag, facts) for tag, facts in Page(page).tags if "id" in facts]
     by_id = {facts["id"]: {"tag": tag, **facts} for tag, facts in tags}
-    for chart, role in (("view", "group"), ("bars", "img"), ("icicle", "tree")):
+    assert by_id["icicle"]["aria-hidden"] == "true", "the tree has the same values"
+    for chart, role in (("view", "group"), ("bars", "img")):
         assert by_id[chart]["role"] == role
         names = by_id[chart]["aria-labelledby"], by_id[chart].get("aria-describedby", "")
         assert set(" ".join(names).split()) <= set(by_id)
@@ -242,22 +238,23 @@ def test_the_charts_have_labels_keys_and_a_text(page):
 
 
 def test_the_drawing_of_a_graph_is_what_python_computed(page, capture):
-    views, texts = drawn(page)
+    views = drawn(page)
     for view, graph in zip(views, capture.graphs, strict=True):
         frames, places = module_frames(graph)
         parts = node_parts(graph)
-        for row, node, place in zip(view["nodes"], graph.nodes, places, strict=True):
-            assert [texts[at] for at in row[:2]] == [f"{node.index}", node.short_name]
-            assert texts[row[8]] == (parts[node.index] or "other")
-            around = -1 if node.parent is None else node.parent
-            assert row[9:] == [node.duration_us, around, place]
+        for drawn_node, node, place in zip(view["nodes"], graph.nodes, places, strict=True):
+            assert drawn_node.items() >= {
+                "index": f"{node.index}", "name": node.short_name,
+                "part": parts[node.index] or "other", "us": node.duration_us,
+                "holder": -1 if node.parent is None else node.parent, "frame": place,
+            }.items()  # fmt: skip
         spans = replay_spans(graph)
         assert [graph.nodes[at] for at, *_ in view["bars"]] == [node for node, _ in spans]
         assert [begin for _, begin, _, _ in view["bars"]] == pytest.approx(
             [span.begin for _, span in spans]
         )
         whole = frames[0].width
-        assert [frame[3:5] for frame in view["frames"]] == [
+        assert [[frame["left"], frame["width"]] for frame in view["frames"]] == [
             pytest.approx([frame.begin / whole, frame.width / whole], abs=1e-6) for frame in frames
         ]
         assert set(leaves(view["tree"])) == set(range(len(graph.nodes)))
@@ -266,32 +263,25 @@ def test_the_drawing_of_a_graph_is_what_python_computed(page, capture):
 def leaves(rows):
     """The positions of the nodes in rows of the tree."""
     for row in rows:
-        yield from [row] if isinstance(row, int) else leaves(row[4:])
+        yield from [row] if isinstance(row, int) else leaves(row["rows"])
 
 
 def test_the_panel_of_a_node_has_the_texts_of_its_page(page, capture):
-    parsed = Page(page)
-    facts, arguments = unpacked(parsed, "facts"), unpacked(parsed, "arguments")
-    for at, graph in enumerate(capture.graphs):
-        for place in range(len(graph.nodes)):
+    for view, graph in zip(drawn(page), capture.graphs, strict=True):
+        for place, node in enumerate(view["nodes"]):
             shown = node_page(graph, place)
             texts = {shown.cells(line.row) for line in flatten(shown.rows)}
-            assert {tuple(fact) for fact in facts[at][place]} <= {each[:2] for each in texts}
-            assert {tuple(cells) for cells in arguments[at][place]} <= texts
-
-
-def test_the_drawing_is_there_before_anything_is_unpacked(page):
-    assert page.index('id="drawing"') < page.index('id="later"') < page.index('"use strict"')
-    assert "await" not in (Path(html_module.__file__).parent / "web" / "start.js").read_text()
+            assert {tuple(fact) for fact in node["facts"]} <= {cells[:2] for cells in texts}
+            assert {tuple(cells) for cells in node["arguments"]} <= texts
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e308])
 def test_damaged_times_leave_valid_json(graph, time):
     nodes = [dataclasses.replace(node, start_us=time, duration_us=time) for node in graph.nodes]
     odd = dataclasses.replace(graph, nodes=tuple(nodes), timing=None)
-    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
+    (view,) = drawn(html_text(odd, named_graphs(odd)))
     assert view["bars"] == []
-    assert view["frames"][0][3:5] == [0.0, 1.0]
+    assert (view["frames"][0]["left"], view["frames"][0]["width"]) == (0.0, 1.0)
 
 
 def test_every_colour_of_a_part_is_in_the_style(page):
@@ -302,7 +292,7 @@ def test_every_colour_of_a_part_is_in_the_style(page):
 def test_nodes_with_equal_and_odd_indices_are_all_drawn(graph):
     nodes = tuple(dataclasses.replace(node, index=303) for node in graph.nodes)
     odd = dataclasses.replace(graph, nodes=nodes, edges=(), timing=None)
-    (view,), _ = drawn(html_text(odd, named_graphs(odd)))
+    (view,) = drawn(html_text(odd, named_graphs(odd)))
     assert len(view["nodes"]) == len(nodes)
     assert len(view["bars"]) == sum(node.start_us is not None for node in nodes)
 

@@ -8,7 +8,7 @@ import pytest
 
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
-from graphkit.views.html_data import drawing
+from graphkit.views.html import drawing
 from graphkit.views.pages import GraphGroup, kernels_page, timeline_page
 from graphkit.views.pages.kernels import addressed_bytes
 
@@ -150,8 +150,7 @@ def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text)
         "gemm": (6_000_000, 200.0), "gelu": (None, None), "unmeasured": (3_000_000, None),
     }  # fmt: skip
     drawn = drawing((("g", make_record(nodes)),))
-    texts, kernels = drawn["texts"], drawn["graphs"][0]["kernels"]
-    cells = [[texts[at] for at in kernel["cells"]] for kernel in kernels["rows"]]
+    cells = [kernel["cells"] for kernel in drawn[0]["kernels"]["rows"]]
     assert {(name, *numbers[-2:]) for name, *numbers in cells} == {
         ("gemm", "5.7 MiB", "200.0"), ("gelu", "unknown", "-"), ("unmeasured", "2.9 MiB", "-"),
     }  # fmt: skip

@@ -59,8 +59,6 @@ const found = {
 document.body.dataset.found = JSON.stringify(found);
 """
 
-NEVER_UNPACKED = "Response.prototype.text = () => new Promise(() => {});"
-
 
 @pytest.fixture(scope="module")
 def page():
@@ -95,7 +93,7 @@ def lay_out(page, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("width", [500, 1000, 1600])
+@pytest.mark.parametrize("width", [400, 500, 900, 1600])
 def test_nothing_is_cut_broken_or_far_apart(lay_out, width):
     found = lay_out(width)
     assert not found["hidden"]
@@ -104,17 +102,16 @@ def test_nothing_is_cut_broken_or_far_apart(lay_out, width):
     assert max(found["gaps"]) < 60, "px from a bar to the name of its module"
     assert found["cut"] == 0, "kernels of one beginning have other ends"
     assert found["broken"] == []
-    assert len(found["ticks"]) > 2
+    assert len(found["ticks"]) >= 2
     assert all(min(left, right) >= 0 for _, left, right in found["ticks"])
 
 
-def test_charts_and_tables_are_there_before_the_record_is_unpacked(lay_out):
-    found = lay_out(1000, NEVER_UNPACKED)
+def test_charts_and_tables_have_the_values_of_the_record(lay_out):
+    found = lay_out(1000)
     assert not found["hidden"]
     assert (found["bars"] > 500, found["rows"]) == (True, 300)
     for text in (
         "6,131.07 us",
-        "captured sizes: 1",
         "Timeline of a replay of STEP",
         "verify 4,448.16 us",
         "paged_attention_kernel",
@@ -125,8 +122,7 @@ def test_charts_and_tables_are_there_before_the_record_is_unpacked(lay_out):
 def test_a_page_without_its_record_says_what_is_missing(lay_out):
     broken = 'Response.prototype.text = () => Promise.reject(new Error("cut"));'
     found = lay_out(1000, broken)
-    assert "The record and the details of nodes are not here: cut." in found["shown"]
-    assert found["rows"] == 300
+    assert "The page cannot be drawn: cut." in found["shown"]
 
 
 def test_a_click_opens_a_node_with_its_facts_and_arguments(lay_out):
@@ -149,19 +145,13 @@ FRAMES = [
 ]  # fmt: skip
 
 DOCUMENT = """
-const texts = { drawing: '{"texts": [], "graphs": []}', later: "" };
-const document = { getElementById: (id) => ({ textContent: texts[id] }) };
+const document = { getElementById: () => null };
 """
 
-"""The parts of a page that the script reads before it starts."""
-
 CALLS = f"""
-later.catch(() => null);
 const frames = {json.dumps(FRAMES)};
 const places = (root) => placed(frames, root).map(({{ at, depth, left, width }}) =>
   [at, depth, left, width]);
-const shown = placed(frames, 0);
-const leads = (at, key) => (neighbour(shown, frames, at, key) || {{ at: null }}).at;
 const outer = {{ us: 5 }};
 console.log(JSON.stringify({{
   ticks: [ticks(0, 100, 5), ticks(0.31, 0.62, 3), ticks(0, 0, 4)],
@@ -170,8 +160,6 @@ console.log(JSON.stringify({{
   whole: places(0), inside: places(1), path: pathTo(frames, 2),
   tickTexts: [tickText(90, "6,000", 0, 200), tickText(180, "6,000", 0, 200),
     tickText(20, "6,000", 0, 30)],
-  leads: [leads(0, "ArrowDown"), leads(1, "ArrowDown"), leads(2, "ArrowUp"),
-    leads(1, "ArrowRight"), leads(3, "ArrowLeft"), leads(3, "ArrowRight"), leads(0, "ArrowUp")],
   times: [totalTime([outer, {{ us: 3, holder: outer }}]), totalTime([{{ us: 3, holder: outer }}]),
     totalTime([{{ us: null }}])],
   texts: [us(null), us(1234.5)],
@@ -186,7 +174,7 @@ def found(capture):
         pytest.skip("needs Node.js")
     page = html_text(capture, named_graphs(capture))
     script = re.search(r"<script>\n(.*)</script>", page, re.DOTALL)[1]
-    definitions, start, _ = script.rpartition("\nstart();")
+    definitions, start, _ = script.rpartition("\nstart()")
     assert start, "the last statement starts the page"
     definitions = DOCUMENT + definitions
     done = subprocess.run(
@@ -215,10 +203,6 @@ def test_a_frame_fills_the_view_when_it_is_zoomed_into(found):
     assert found["whole"] == [[0, 0, 0, 1], [1, 1, 0, 0.4], [2, 2, 0, 0.3], [3, 1, 0.4, 0.6]]
     assert found["inside"] == [[0, 0, 0, 1], [1, 1, 0, 1], [2, 2, 0, 0.75]]
     assert found["path"] == [0, 1, 2]
-
-
-def test_arrows_lead_to_the_frames_around_inside_and_beside(found):
-    assert found["leads"] == [1, 2, 1, 3, 1, None, None]
 
 
 def test_a_node_inside_of_another_one_counts_once(found):

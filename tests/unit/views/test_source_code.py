@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import Node, load_record
+from graphkit.views.module_tree import source_cell, source_sentence
 from graphkit.views.pages import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
-from graphkit.views.source_code import source_cell, source_code, source_line, source_sentence
+from graphkit.views.source_code import source_code, source_line
 from graphkit.views.text.page import page_view
 
 TEXT = """\

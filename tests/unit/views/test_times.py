@@ -10,9 +10,8 @@ import pytest
 from graphkit.records import Edge, GraphRecord, Node, figure_heading, figure_name, load_record
 from graphkit.views import capture_view, diff_view
 from graphkit.views.diff import diff_records
-from graphkit.views.facts import time_facts
-from graphkit.views.formatting import us
-from graphkit.views.html_data import drawing
+from graphkit.views.formatting import time_facts, us
+from graphkit.views.html import drawing
 from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
@@ -59,7 +58,7 @@ def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
     assert dict(page.facts)["gaps"] == dict(timeline.facts)["gaps"] == f"{us(gap_us)} us (7%)"
     column = [each.name for each in timeline.columns].index("gap us")
     assert sum(row.values[column] or 0.0 for row in timeline.rows) == pytest.approx(gap_us)
-    (drawn,) = drawing(named_graphs(step))["graphs"]
+    (drawn,) = drawing(named_graphs(step))
     assert sum(gap for _, _, gap, _ in drawn["bars"]) == pytest.approx(gap_us, abs=0.05)
     assert f"{us(gap_us)} us" in drawn["summary"]
     assert dict(drawn["facts"]).items() >= dict(time_facts(graph)).items()
