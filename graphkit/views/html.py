@@ -124,7 +124,7 @@ def _nodes(graph: GraphRecord, places: Sequence[int]) -> Iterator[dict[str, Any]
         texts = {
             "index": f"{node.index}", "name": node.short_name, "source": source_cell([node]),
             "module": ".".join(modules), "op": node.op, "grid": extent(node.grid),
-            "block": extent(node.block), "kind": node.kind, "part": parts[node.index] or "other",
+            "part": parts[node.index] or "other",
         }  # fmt: skip
         yield {
             **{name: plain(text) for name, text in texts.items()},

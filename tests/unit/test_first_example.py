@@ -37,3 +37,41 @@ def test_an_example_executes_few_files_and_lines(call):
     assert sum(files.values()) <= 16_000
     rooms = {name.split(".")[1] for name in files if "." in name}
     assert not rooms & {"cli", "distributed", "engine", "models", "testing", "views"}
+
+
+PAGE = """
+import json, os, sys
+from pathlib import Path
+import graphkit
+from graphkit.records import load_record
+from graphkit.views.html import html_text
+from graphkit.views.selection import named_graphs
+root, executed = Path(graphkit.__file__).parent, set()
+
+def note(path):
+    path = Path(path)
+    if path.is_relative_to(root):
+        executed.add(path.relative_to(root).as_posix())
+
+def hear(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        note(arguments[0])
+
+sys.addaudithook(hear)
+sys.setprofile(lambda frame, event, _: event == "call" and note(frame.f_code.co_filename))
+record = load_record(sys.argv[1])
+html_text(record, named_graphs(record))
+sys.setprofile(None)
+print(json.dumps(sorted(executed)))
+"""
+
+
+def test_a_record_reaches_its_page_through_few_files():
+    """Those whose functions run, and the files of the page itself."""
+    record = README.parent / "tests" / "data" / "h200-capture.json"
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE, record], capture_output=True, text=True, check=True
+    )
+    executed = json.loads(done.stdout)
+    assert {"records/record.py", "views/html.py", "views/web/page.html"} <= {*executed}
+    assert len(executed) <= 20, executed

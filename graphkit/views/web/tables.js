@@ -1,7 +1,7 @@
 // Elements, and the tables: modules, kernels, nodes, and the details of one node.
 const STEP = 300;
-const COLUMNS = ["#", "node", "us", "source", "module", "op", "grid", "block", "kind"];
-const MINOR = ["mean us", "grid", "bytes, at most", "GB/s", "modules", "op", "block", "kind"];
+const COLUMNS = ["#", "node", "us", "source", "module", "op", "grid"];
+const MINOR = ["mean us", "grid", "bytes, at most", "GB/s", "modules", "module", "op"];
 const state = { graph: null, kernel: null, found: [], shown: STEP, sort: null, isDown: false,
   open: null, opener: null };
 
@@ -98,7 +98,7 @@ function chooseKernel(kernel) {
 }
 
 const nodeCells = (node) => [node.index, node.name, us(node.us), node.source, node.module, node.op,
-  node.grid, node.block, node.kind];
+  node.grid];
 
 // All words must occur in what the table or the details of a node say.
 function find() {
@@ -165,8 +165,7 @@ function bodyRow(node) {
   return make("tr", { onclick: () => showNode(node), "data-open": state.open === node },
     ...nodeCells(node).map((text, at) => make("td",
       { class: cellClass(COLUMNS[at], ["#", "us"].includes(COLUMNS[at])) },
-      ...(COLUMNS[at] === "node" ? [make("button", { type: "button" }, ...breakable(text))]
-        : COLUMNS[at] === "module" ? breakable(text) : [text]))));
+      COLUMNS[at] === "node" ? make("button", { type: "button" }, ...breakable(text)) : text)));
 }
 
 // The panel of one node.
