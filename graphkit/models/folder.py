@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from graphkit.config import require_type
@@ -143,21 +142,6 @@ class StoredWeights:
         if file not in self._open:
             self._open[file] = open_tensors(file)
         return self._open[file](name)
-
-
-def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
-    """Write ``config.json`` and ``model.safetensors``; create the folder, overwrite the files.
-
-    The floating-point tensors have one dtype, which is written into the configuration.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-    (dtype,) = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    text = json.dumps(
-        {**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True
-    )
-    (folder / _CONFIG).write_text(text + "\n")
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from graphkit.buffers import AttentionMetadata, Inputs
 from graphkit.engine.attention import ProjectedHeads
 from graphkit.engine.kv import RecurrentStatePool
-from graphkit.models.heads.sources import AuxStates
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.residual import DeferredSums
@@ -93,7 +92,8 @@ class TransformersForward:
         layout: Its layers with state.
         attention: Attention over KV pools of these layers.
         states: States of the recurrent layers; ``None`` without such layers.
-        aux_layers: Layers whose inputs an EAGLE-3 head reads; see ``AuxStates``.
+        aux_layers: Layers whose inputs a draft head reads: layer i, from 0 to n - 1; n stands for
+            the end of the last layer, before the final norm.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TransformersForward:
         side by side, [T, layers x H].
         """
         hidden: list[torch.Tensor] = []
-        aux = AuxStates(self._aux_layers)
+        aux: dict[int, torch.Tensor] = {}
         thread = get_ident()  # hooks also see the forwards of other threads: modules may be shared
 
         def head(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -143,31 +143,27 @@ class TransformersForward:
                 position_ids=inputs.positions[None],
                 use_cache=False,
             )
+        streams = [aux[layer] for layer in self._aux_layers]
         return ForwardOutput(
             next_token_logits=out.logits[0],
-            hidden_states=(aux.joined() if self._aux_layers else hidden[0])[0],
+            hidden_states=(torch.cat(streams, -1) if streams else hidden[0])[0],
         )
 
-    def _record(self, aux: AuxStates, stack: ExitStack) -> None:
+    def _record(self, aux: dict[int, torch.Tensor], stack: ExitStack) -> None:
         """Record the inputs of layers, and the output of the last one, until the stack closes."""
         thread = get_ident()
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if get_ident() == thread:
-                stream = args[0] if args else kwargs["hidden_states"]
-                aux.record(self._layers.index(module), stream)
+                aux[self._layers.index(module)] = args[0] if args else kwargs["hidden_states"]
 
         def after(_module: nn.Module, _args: Any, output: Any) -> None:
             if get_ident() == thread:
-                stream = output if isinstance(output, torch.Tensor) else output[0]
-                aux.record(len(self._layers), stream)
+                aux[len(self._layers)] = output if isinstance(output, torch.Tensor) else output[0]
 
         for number in set(self._aux_layers):
-            is_end = number == len(self._layers)
-            layer = self._layers[number - is_end]
-            hook = (
-                layer.register_forward_hook(after)
-                if is_end
-                else layer.register_forward_pre_hook(before, with_kwargs=True)
-            )
+            if number == len(self._layers):
+                hook = self._layers[-1].register_forward_hook(after)
+            else:
+                hook = self._layers[number].register_forward_pre_hook(before, with_kwargs=True)
             stack.callback(hook.remove)

@@ -16,7 +16,6 @@ from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError, OutputError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.draft_model import DFlashDraft
 from graphkit.models.heads.load import head_sources
 from small_llama import small_llama, target_features
 from small_targets import randomise, with_draft
@@ -45,7 +44,7 @@ def models(device):
         HEAD, head_sources(target.model, target.layout), target_layer_ids=(2, 0),
         block_size=BLOCK, mask_token_id=MASK,
     )  # fmt: skip
-    return with_draft(target, DFlashDraft(randomise(head, 0.3).to(device)))
+    return with_draft(target, randomise(head, 0.3).to(device))
 
 
 @pytest.fixture

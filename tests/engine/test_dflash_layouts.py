@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
+from training.folders import save_draft_head
 
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.draft_model import DFlashDraft
-from graphkit.models.heads.folders import load_dflash_head, save_draft_head
+from graphkit.models.heads.folders import load_head
 from graphkit.models.heads.load import head_sources
 from small_llama import small_llama, target_features
 from small_targets import with_draft
@@ -271,8 +271,8 @@ def target(device):
 def test_texts_and_accept_lengths_are_those_of_plain_loops(case, target, tmp_path):
     config = CASES[case]
     stored = {name: each.to(target.device) for name, each in write(tmp_path, config).items()}
-    head = load_dflash_head(tmp_path, head_sources(target.model, target.layout))
-    loaded = with_draft(target, DFlashDraft(head))
+    head = load_head("DFLASH", tmp_path, head_sources(target.model, target.layout))
+    loaded = with_draft(target, head)
     width = BLOCK + head.options.sample_from_anchor
     options = {
         "num_steps": loaded.spec().num_steps, "max_batch_size": 4, "max_context_len": CONTEXT,
@@ -329,9 +329,9 @@ def check_drafts(loaded, drafts, width, options):
 def test_a_head_is_written_as_it_is_read(case, target, tmp_path):
     sources = head_sources(target.model, target.layout)
     write(tmp_path, CASES[case])
-    head = load_dflash_head(tmp_path, sources)
+    head = load_head("DFLASH", tmp_path, sources)
     save_draft_head(head, tmp_path / "again")
-    again = load_dflash_head(tmp_path / "again", sources)
+    again = load_head("DFLASH", tmp_path / "again", sources)
     assert (again.options, again.block_size) == (head.options, BLOCK)
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
@@ -339,7 +339,7 @@ def test_a_head_is_written_as_it_is_read(case, target, tmp_path):
 
 def test_the_confidence_head_is_named(target, tmp_path, caplog):
     write(tmp_path, CASES["dspark"])
-    load_dflash_head(tmp_path, head_sources(target.model, target.layout))
+    load_head("DFLASH", tmp_path, head_sources(target.model, target.layout))
     assert (
         "confidence_head.proj.bias, confidence_head.proj.weight, which is not used" in caplog.text
     )
@@ -371,5 +371,5 @@ def test_what_is_not_computed_is_refused_by_name(case, changes, message, target,
     write(tmp_path, CASES[case])
     (tmp_path / "config.json").write_text(json.dumps(CASES[case] | changes))
     with pytest.raises(CheckpointError, match=message) as caught:
-        load_dflash_head(tmp_path, head_sources(target.model, target.layout))
+        load_head("DFLASH", tmp_path, head_sources(target.model, target.layout))
     assert "\n" not in str(caught.value)

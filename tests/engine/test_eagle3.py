@@ -10,8 +10,7 @@ from engine_runs import chain_and_tree, outputs, run_all
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
-from graphkit.models.heads.draft_model import HeadDraft
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head
 from graphkit.models.heads.load import head_sources
 from small_llama import full_logits, small_llama
 from small_targets import randomise, with_draft
@@ -61,7 +60,7 @@ def models(device):
     tokens = torch.randperm(96, generator=torch.Generator().manual_seed(2))[:60].sort().values
     head.d2t.copy_(tokens - torch.arange(60))
     head.to(device)
-    return with_draft(target, HeadDraft(randomise(head, 0.3)))
+    return with_draft(target, randomise(head, 0.3))
 
 
 @pytest.fixture(scope="module")

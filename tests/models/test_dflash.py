@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from training.folders import save_draft_head
 from transformers import Qwen3Config
 
 import graphkit as gk
@@ -11,7 +12,6 @@ from draft_choices import force_variant
 from graphkit import models
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.folders import save_draft_head
 from graphkit.models.heads.load import head_sources
 from small_models import small_model
 

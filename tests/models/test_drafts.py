@@ -9,8 +9,7 @@ import graphkit as gk
 from drafted_models import CASES, head_config, with_head
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.sources import HeadSources
 from small_models import small_model
 

@@ -15,7 +15,6 @@ from graphkit import models
 from graphkit.audit.kit.attention_cases import BatchInputs
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.models import pools, running
-from graphkit.models.heads.draft_model import MtpDraft
 from graphkit.models.prepare import PooledIndexer
 from mtp_folders import save_with_mtp
 from small_models import DELTA, WINDOW, small_model
@@ -148,7 +147,7 @@ def test_an_mtp_layer_with_an_indexer_computes_what_its_decoder_computes(tmp_pat
         expected = decoder(
             inputs_embeds=merged[None], position_ids=inputs.positions[None], use_cache=False
         )
-        output = MtpDraft(head).layer_forward(number, attention)(inputs)
+        output = head.layer_forward(number, attention)(inputs)
         torch.testing.assert_close(output.hidden_states, expected.last_hidden_state[0])
     buffers = attention.kv_pool.tensors().items()
     assert [bool(keys.any()) for name, keys in buffers if "index_k" in name] == [True, True]

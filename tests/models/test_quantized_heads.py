@@ -7,21 +7,15 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from training.folders import save_draft_head
 from transformers import LlamaConfig, Qwen3Config
 
 from causal_attention import causal_attend, run_head
 from graphkit import models
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
+from graphkit.models.heads.folders import head_algorithm, load_head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.quantization import QuantizedExperts, QuantizedLinear
 from mtp_folders import save_with_mtp
@@ -29,11 +23,10 @@ from quantized_folders import LAYOUTS, SIZES, change_settings
 from small_models import small_model
 
 HEADS = {
-    "EAGLE": (EagleHead, LlamaConfig, {}, load_eagle_head),
-    "EAGLE3": (Eagle3Head, LlamaConfig, {"aux_layers": (0, 1, 2)}, load_eagle3_head),
+    "EAGLE": (EagleHead, LlamaConfig, {}),
+    "EAGLE3": (Eagle3Head, LlamaConfig, {"aux_layers": (0, 1, 2)}),
     "DFLASH": (
         DFlashHead, Qwen3Config, {"target_layer_ids": (0,), "block_size": 4, "mask_token_id": 4},
-        load_dflash_head,
     ),
 }  # fmt: skip
 
@@ -79,7 +72,7 @@ def computed(head):
 @torch.no_grad()
 def test_a_head_of_a_quantised_folder_stays_quantised(algorithm, layout, sources, tmp_path):
     """It computes what the head with the dequantised weights computes, fused and not."""
-    create, config, options, load = HEADS[algorithm]
+    create, config, options = HEADS[algorithm]
     torch.manual_seed(1)
     sizes = {**SIZES, "vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 64}
     head = create(config(**sizes), sources, **options)
@@ -92,7 +85,7 @@ def test_a_head_of_a_quantised_folder_stays_quantised(algorithm, layout, sources
         state[name].copy_(weight)
     expected = computed(head)
     assert head_algorithm(tmp_path) == algorithm
-    loaded = load(tmp_path, sources)
+    loaded = load_head(algorithm, tmp_path, sources)
     for name in weights:
         layer = loaded.get_submodule(name.removesuffix(".weight"))
         assert isinstance(layer, QuantizedLinear), name
@@ -107,7 +100,7 @@ def test_a_head_in_an_unknown_layout_is_refused(sources, tmp_path):
     save_draft_head(head, tmp_path)
     change_settings(tmp_path, {"quant_method": "bitsandbytes"})
     with pytest.raises(CheckpointError, match="'bitsandbytes', which graphkit does not read"):
-        load_eagle_head(tmp_path, sources)
+        load_head("EAGLE", tmp_path, sources)
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_5_text"])

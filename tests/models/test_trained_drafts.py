@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from training.folders import save_draft_head
 from transformers import LlamaConfig
 
 import graphkit as gk
@@ -14,9 +15,7 @@ from accept_loops import accept_lengths, check_engine, head_drafts
 from drafted_models import assistant, gemma4
 from graphkit import models
 from graphkit.models.heads.assistant import AssistantDraft
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.running import attending
 from mtp_folders import save_with_mtp

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from training.folders import save_draft_head
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from graphkit import models
 from graphkit.models.heads import assistant as _assistant  # noqa: F401 - transformers 5.23 needs it
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.load import head_sources
 from mtp_folders import save_with_mtp
 from small_models import WINDOW, small_model

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from training.folders import save_draft_head
 from transformers import LlamaConfig
 
 import graphkit as gk
 from causal_attention import causal_attend, run_head
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit.models import random_model, reference_engine, reference_target, shapes
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import load_eagle3_head, load_eagle_head, save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
+from graphkit.models.heads.folders import load_head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.tokenizer import encode
 from graphkit.ops.decoder import add_rms_norm
@@ -47,21 +47,20 @@ def split_every_head():
     )
     biased = replace(config, attention_bias=True)
     heads = (
-        (EagleHead(config, sources, fc_bias=True), load_eagle_head),
-        (EagleHead(biased, sources), load_eagle_head),
-        (
-            Eagle3Head(config, sources, aux_layers=(0, 1, 2), draft_vocab_size=13),
-            load_eagle3_head,
-        ),
+        EagleHead(config, sources, fc_bias=True),
+        EagleHead(biased, sources),
+        Eagle3Head(config, sources, aux_layers=(0, 1, 2), draft_vocab_size=13),
     )
-    for head, load in heads:
+    for head in heads:
         for parameter in head.requires_grad_(False).parameters():
             parameter.normal_(0.0, 0.3)
         with tempfile.TemporaryDirectory() as folder:
             save_draft_head(head, folder)
-            loaded = load(folder, head_sources(split.model, split.layout, group))
+            loaded = load_head(
+                head.algorithm, folder, head_sources(split.model, split.layout, group)
+            )
         expected, got = (results_of(each) for each in (head, loaded))
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=str(load))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=head.algorithm)
         assert all(is_same_on_all_ranks(each) for each in got)
         assert loaded.prepare().attention[0].heads * group.size == config.num_key_value_heads
 
@@ -74,7 +73,7 @@ def results_of(head):
     out = run_head(head, ids, hidden, positions, attend)
     results = out, head.logits(out)
     if isinstance(head, Eagle3Head):
-        results += run_head(head, ids, hidden, positions, attend, with_logits=True)
+        results += run_head(head.predict, ids, hidden, positions, attend)
     return results
 
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from training.folders import save_draft_head
 
 import graphkit as gk
 from drafted_models import head_config
 from graphkit import models
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.tensor_parallel import GatheredColumns
 from mtp_folders import save_with_mtp

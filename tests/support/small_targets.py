@@ -10,9 +10,9 @@ from transformers import LlamaConfig, Qwen3Config
 
 from graphkit.models import TransformersModel
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.draft_model import DFlashDraft, DraftModel, HeadDraft, MtpDraft
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.draft_model import DraftModel
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
+from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.load import head_sources
 from graphkit.models.heads.mtp import MtpHead, MtpLayer
 from graphkit.models.layout import decoder_layers
@@ -61,16 +61,17 @@ def drafted_llama(
         config = Qwen3Config(num_hidden_layers=2, **SIZES)
         head = DFlashHead(config, sources, **options)
     randomise(head, std).to(device, dtype)
-    draft = DFlashDraft(head) if kind == "DFLASH" else HeadDraft(head)
-    return with_draft(model, draft)
+    return with_draft(model, head)
 
 
 def with_draft(model: TransformersModel, draft: DraftModel) -> TransformersModel:
     """Return a model with a draft model."""
+    if isinstance(draft, DraftHead):
+        draft.prepare()
     return TransformersModel(model.model, model.original, model.layout, draft=draft)
 
 
-def mtp_chain(model: TransformersModel, std: float = 0.1, *, fuse: bool = True) -> MtpDraft:
+def mtp_chain(model: TransformersModel, std: float = 0.1, *, fuse: bool = True) -> MtpHead:
     """Return random MTP layers of a model, one for each step."""
     layers = decoder_layers(model.original, model.layout)
     chain = []
@@ -81,7 +82,7 @@ def mtp_chain(model: TransformersModel, std: float = 0.1, *, fuse: bool = True) 
             randomise(part, std, 10 * seed + number)
         layer.prepare(fuse=fuse)
         chain.append(layer.eval().requires_grad_(False))
-    return MtpDraft(MtpHead(model.original, chain))
+    return MtpHead(model.original, chain)
 
 
 def randomise(module: Any, std: float, seed: int = 1) -> Any:

@@ -15,22 +15,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen3Config
 
 from graphkit.models import TransformersModel
-from graphkit.models.folder import write_folder
-from graphkit.models.heads.config import config_entries
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import (
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
+from graphkit.models.heads.folders import load_head
 from graphkit.models.heads.load import head_sources
 from graphkit.models.heads.mtp import MtpHead, MtpLayer, load_mtp
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import decoder_layers
 from graphkit.models.tokenizer import VOCAB_SIZE
+from training.folders import config_entries, save_draft_head, write_folder
 from training.losses import (
     Unroll,
     accept_length,
@@ -156,7 +149,7 @@ class Eagle(HeadRecipe):
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
     ) -> Results:
         """Measure the acceptance by the target."""
-        head = load_eagle_head(folder, sources_of(target))
+        head = load_head("EAGLE", folder, sources_of(target))
         return acceptance(eagle_drafts, head, target, windows)
 
 
@@ -239,7 +232,7 @@ class Eagle3(HeadRecipe):
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
     ) -> Results:
         """Measure the acceptance by the target."""
-        head = load_eagle3_head(folder, sources_of(target))
+        head = load_head("EAGLE3", folder, sources_of(target))
         return acceptance(eagle3_drafts, head, target, windows, self.layers)
 
 
@@ -289,7 +282,7 @@ class DFlash(HeadRecipe):
         self, folder: Path, target: TransformersModel, windows: tuple[Tensor, ...]
     ) -> Results:
         """Measure the acceptance of as many drafts as other heads make, and of whole blocks."""
-        head = load_dflash_head(folder, sources_of(target))
+        head = load_head("DFLASH", folder, sources_of(target))
         rates = accept_rates(dflash_drafts, head, target, windows, head.aux_layers)
         return {
             "accept_rates": rates,

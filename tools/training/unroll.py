@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.mtp import MtpHead
 from graphkit.models.running import AttentionCall, attending
 
@@ -121,7 +120,7 @@ def eagle3_drafts(head: Eagle3Head, ids: Tensor, features: Tensor) -> Iterator[D
             states: Tensor = head(tokens, hidden, positions + step)
         return states
 
-    token_map = head.token_map()
+    token_map = head.token_map
     for _, hidden in chain(run, ids, features):
         yield Draft(per_window(head.logits(hidden), len(ids)), tokens=token_map)
 

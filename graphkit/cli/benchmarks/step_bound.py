@@ -17,8 +17,7 @@ from graphkit.graphs import Attribution
 from graphkit.graphs.streams import restore_fast_replays
 from graphkit.models.experts import counting_experts, experts_of
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.mtp import MtpHead
 
 if TYPE_CHECKING:

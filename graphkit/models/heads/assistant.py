@@ -55,7 +55,7 @@ class AssistantDraft(DraftModel):
                 "which ranks split. Load both on one device.",
                 field="draft",
             )
-        self.module, self._model, self.dtype = model, model, model.dtype
+        self._model = model
         self._embed = target.model.get_input_embeddings().forward
         self._layers = _layers_with_keys(model, target)
         for config in (model.config, model.config.get_text_config()):
@@ -76,6 +76,16 @@ class AssistantDraft(DraftModel):
                 model, self.layout, self._run_random, model.device, longest=longest,
                 kept=[output_head(model)],
             )  # fmt: skip
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """See ``DraftModel.module``."""
+        return self._model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``DraftModel.dtype``."""
+        return self._model.dtype
 
     def _forward(self, attention: Any, spec: SpecConfig) -> Any:  # noqa: ARG002
         return partial(self._run, attention)

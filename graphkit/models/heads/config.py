@@ -118,21 +118,6 @@ def head_dim(config: PreTrainedConfig) -> int:
     return size
 
 
-def config_entries(config: PreTrainedConfig) -> dict[str, object]:
-    """Return the entries of ``config.json``, from which ``layer_config`` returns the configuration.
-
-    Those of rotation have the keys of transformers 4, which version 5 reads too.
-    """
-    names = LAYER_SETTINGS - _without_use(config.model_type)
-    data = {name: value for name, value in config.to_dict().items() if name in names}
-    rope = dict(data.pop("rope_parameters"))
-    data["rope_theta"] = rope.pop("rope_theta")
-    if rope.get("rope_type", "default") != "default":
-        data["rope_scaling"] = rope
-    # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
-    return data | {"bos_token_id": None, "eos_token_id": None}
-
-
 def _without_use(kind: str) -> set[str]:
     """Return the settings that layers of a type do not use: heads have one type of layers.
 

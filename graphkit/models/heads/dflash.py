@@ -8,13 +8,17 @@ value heads, D head dim.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from graphkit.buffers import DraftContextInputs, TargetVerifyInputs
 from graphkit.config import require_int
+from graphkit.engine import DFlashDrafter, Drafter, EngineModel
 from graphkit.errors import ConfigError
 from graphkit.models.fusion.linears import project_merged
 from graphkit.models.heads.config import head_dim
@@ -26,8 +30,12 @@ from graphkit.models.heads.dflash_parts import (
 )
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.sources import HeadSources
+from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.quantization import Linear
+from graphkit.models.running import SelectedKeys
 from graphkit.ops.heads import ProjectedHeads
+from graphkit.runners import DraftContextOutput, ForwardOutput
+from graphkit.spec import SpecConfig
 
 
 class DFlashHead(DraftHead):
@@ -38,9 +46,7 @@ class DFlashHead(DraftHead):
     bonus token and mask tokens; the row of a mask token predicts the token of its position. All
     rows of a block see each other.
 
-    The head uses the target's embedding unless ``has_embedding``, and its output head unless
-    ``has_head``. These belong to the target: they are not in this module's ``state_dict`` or
-    ``parameters`` and do not move with it. Nothing synchronises; shapes are static.
+    Its blocks run in engines and in STEP alone.
 
     Args:
         config: Sizes and options of the layers.
@@ -49,12 +55,14 @@ class DFlashHead(DraftHead):
         block_size: Rows of a block, the bonus token included.
         mask_token_id: Token of the target's vocabulary that stands for tokens to predict.
         options: How its blocks differ from those of DFLASH; ``None`` for those.
-        has_embedding: Whether the head has its own embedding.
-        has_head: Whether it has its own output head.
+        **own: ``has_embedding`` and ``has_head`` of ``DraftHead``.
 
     Raises:
         ConfigError: The config does not match the target, or the target has no such layer or token.
     """
+
+    algorithm = "DFLASH"
+    modes = ()  # in a target, TARGET_VERIFY is the mode of the target's own forward
 
     def __init__(
         self,
@@ -65,14 +73,14 @@ class DFlashHead(DraftHead):
         block_size: int,
         mask_token_id: int,
         options: BlockOptions | None = None,
-        has_embedding: bool = False,
-        has_head: bool = False,
+        **own: bool,
     ) -> None:
-        super().__init__(config, target)
+        super().__init__(config, target, **own)
         self.options = options = options or BlockOptions()
         require_int("DFlashHead", "block_size", block_size, least=2 - options.sample_from_anchor)
         options.check(config.hidden_size, config.vocab_size)
         self.target_layer_ids = _checked(target_layer_ids, target.num_hidden_layers)
+        self.aux_layers = tuple(layer + 1 for layer in self.target_layer_ids)
         self.block_size, self.mask_token_id = block_size, _token(mask_token_id, config)
         size = config.hidden_size
         # Projects the outputs of the target's layers side by side, [T, F], to a row per token.
@@ -87,18 +95,6 @@ class DFlashHead(DraftHead):
         self.markov_head = MarkovHead(tokens, rank, kind, size) if rank else None
         rank = options.selector_rank
         self.candidate_selector = CandidateSelector(tokens, rank, best, size) if rank else None
-        if has_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        if has_head:
-            self.lm_head: nn.Linear = Linear(size, config.vocab_size, bias=False)
-        # Bound methods, because assigning a module would register it as a submodule.
-        self._embed = None if has_embedding else target.embedding.forward
-        self._target_logits = None if has_head else target.logits
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The target layers whose inputs are the context; see ``AuxStates``."""
-        return tuple(layer + 1 for layer in self.target_layer_ids)
 
     def context_heads(self, context_TH: Tensor, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the keys and values of committed tokens, for each layer.
@@ -150,7 +146,7 @@ class DFlashHead(DraftHead):
             input_ids_T, positions_T: [T] int32 or int64.
             result: [T, H], after the final norm.
         """
-        rows_TH = (self._embed or self.embed_tokens)(input_ids_T)
+        rows_TH = self._embed(input_ids_T)
         options = {"width": width or len(rows_TH)} if self.options.conv_kernel_size else {}
         hidden_1TH = self.decode(self.layers, rows_TH, positions_T, **options)
         normed_TH: Tensor = self.norm(hidden_1TH)[0]
@@ -158,8 +154,7 @@ class DFlashHead(DraftHead):
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the output head: [T, H] to [T, V]."""
-        logits_TV: Tensor = (self._target_logits or self.lm_head)(hidden_TH)
-        bound = self.options.final_logit_softcapping
+        logits_TV, bound = super().logits(hidden_TH), self.options.final_logit_softcapping
         if self.options.output_multiplier != 1:
             logits_TV = logits_TV * self.options.output_multiplier
         return (logits_TV / bound).tanh() * bound if bound else logits_TV
@@ -185,6 +180,56 @@ class DFlashHead(DraftHead):
             rows[row], state = choose(rows[row], hidden_BWH[:, row], previous_B, state)
             previous_B = rows[row].argmax(-1)
         return torch.stack(rows, 1).flatten(0, 1)
+
+    def drafter(self, model: EngineModel) -> Drafter:
+        """See ``DraftModel.drafter``."""
+        return DFlashDrafter(
+            model,
+            block_size=self.block_size,
+            mask_token_id=self.mask_token_id,
+            sample_from_anchor=self.options.sample_from_anchor,
+        )
+
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
+        return partial(self._run_block, spec.longest.num_draft_tokens - 1, attention)
+
+    def _run_block(
+        self,
+        drafts: int,
+        attention: LayerGroupAttention,
+        inputs: TargetVerifyInputs | DraftContextInputs,
+    ) -> ForwardOutput | DraftContextOutput:
+        """Return logits of every row of a block, or store the keys and values of a context."""
+        if isinstance(inputs, DraftContextInputs):
+            context = self.encoder(inputs.hidden_states)
+            for layer, (key, value) in enumerate(self.context_heads(context, inputs.positions)):
+                attention.store(layer, key, value, inputs.out_cache_loc)
+            return DraftContextOutput(hidden_states=context)
+        width = inputs.tokens_per_request
+        with self._over_pools(attention, inputs, self._windows(inputs, width)):
+            hidden = self(inputs.input_ids, inputs.positions, width)
+        logits = self.drafted_logits(hidden, inputs.input_ids, width, drafts)
+        return ForwardOutput(next_token_logits=logits)
+
+    def _windows(self, inputs: TargetVerifyInputs, width: int) -> Mapping[int, SelectedKeys]:
+        """Return the keys that rows of a block see in layers with a window, by layer.
+
+        Those of its request from the window of the row on: up to the end of the block, or up to the
+        row itself in causal layers.
+        """
+        options, metadata = self.options, inputs.attention
+        assert metadata is not None, "a runner sets it"
+        most = options.window + (0 if options.is_causal else width - 1)
+        if not options.windowed_layers or (
+            not options.is_causal and metadata.max_seqlen_k <= options.window
+        ):
+            return {}
+        rows = inputs.positions
+        ends = rows + 1 if options.is_causal else (inputs.seq_lens + width).repeat_interleave(width)
+        keys = torch.arange(min(most, metadata.max_seqlen_k), device=rows.device)
+        keys = (rows - options.window + 1).clamp(min=0)[:, None] + keys
+        selected = SelectedKeys(keys.masked_fill(keys >= ends[:, None], -1))
+        return dict.fromkeys(options.windowed_layers, selected)
 
 
 def _checked(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -1,40 +1,31 @@
-"""Loading and saving of draft heads, in the layouts of published checkpoints."""
+"""Loading of draft heads from the layouts of published checkpoints."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
-from graphkit.config import is_int, require_type
+from graphkit.config import is_int
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.folder import StoredWeights, as_folder, read_config, write_folder
+from graphkit.models.folder import StoredWeights, as_folder, read_config
 from graphkit.models.heads import layouts
-from graphkit.models.heads.config import ASSISTANTS, config_entries, head_config
+from graphkit.models.heads.config import ASSISTANTS, head_config
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import RankSplit
 
-Head = TypeVar("Head", bound=DraftHead)
 logger = logging.getLogger(__name__)
-
-_FC_BIAS, _EMBEDDING, _HEAD = "fc.bias", "embed_tokens.weight", "lm_head.weight"
-_ARCHITECTURES = {
-    EagleHead: "LlamaForCausalLMEagle",
-    Eagle3Head: "LlamaForCausalLMEagle3",
-    DFlashHead: layouts.ARCHITECTURE,
-}
 
 
 def head_algorithm(folder: str | Path) -> str:
@@ -68,13 +59,13 @@ def head_algorithm(folder: str | Path) -> str:
     return "EAGLE3" if layouts.is_eagle3(names) else "EAGLE"
 
 
-def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
-    """Build the EAGLE or EAGLE-2 head of a local folder.
+def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
+    """Build the draft head of a local folder.
 
     Args:
-        folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
-            ``model.safetensors`` or ``pytorch_model.bin``, in the layout of the authors or of
-            Speculators; see ``layouts``.
+        kind: ``EAGLE`` (also EAGLE-2), ``EAGLE3`` or ``DFLASH`` (also DFLASH 2 and DSPARK).
+        folder: ``config.json`` beside ``model.safetensors`` or ``pytorch_model.bin``, in one of the
+            layouts of ``layouts``. The layers are those of Llama, Mistral, Qwen2 or Qwen3.
         target: The model that the head was trained for. The head uses its output head and its
             embedding unless the folder contains them. Ranks that split it split the head too.
 
@@ -86,46 +77,53 @@ def load_eagle_head(folder: str | Path, target: HeadSources) -> EagleHead:
             head does not match the target, or the ranks cannot split it evenly.
         ConfigError: The folder is neither a string nor a path.
     """
-    folder = as_folder("load_eagle_head", folder)
+    folder = as_folder("load_head", folder)
     data, stored = read_config(folder), plain_tensors(folder)
-    if layouts.is_eagle3(stored.forms):
-        raise CheckpointError(
-            f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
-            "EAGLE3, or load_eagle3_head."
+    _check_kind(kind, folder, data, stored)
+    rename = _NAMES[kind]
+    names = {rename(name) for name in stored.forms}
+    config, options, ignored = _OPTIONS[kind](data, names, target)
+    if confidence := sorted(name for name in ignored if name.startswith(_CONFIDENCE)):
+        logger.warning(
+            "%s has %s, which is not used: it says how many drafts are worth verifying, and a step "
+            "verifies num_draft_tokens of them.", folder, ", ".join(confidence),
+        )  # fmt: skip
+    own = {"has_embedding": "embed_tokens.weight" in names, "has_head": "lm_head.weight" in names}
+    build = partial(_CLASSES[kind], config, target, **own | options)
+    return _load(build, stored, target, ignored, rename)
+
+
+def _check_kind(kind: str, folder: Path, data: Mapping[str, object], stored: PlainTensors) -> None:
+    """Refuse a folder with a head of another kind."""
+    reason = ""
+    if kind == "DFLASH" and not layouts.is_dflash(data):
+        reason = (
+            "no DFLASH head: its config.json has no block_size. Use the algorithm EAGLE or EAGLE3 "
+            "for another head."
         )
+    elif kind == "EAGLE" and layouts.is_eagle3(stored.forms):
+        reason = "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3."
+    elif kind == "EAGLE3" and not layouts.is_eagle3(stored.forms):
+        reason = (
+            "no EAGLE-3 head: it has no hidden_norm. Use the algorithm EAGLE for an EAGLE head."
+        )
+    if reason:
+        raise CheckpointError(f"{str(folder)!r} contains {reason}")
+
+
+Options = tuple[PreTrainedConfig, dict[str, Any], frozenset[str]]
+"""Settings of the layers, arguments of the class of a head, and tensors that it need not have."""
+
+
+def _eagle(data: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
     config = head_config(layouts.eagle_layer_config(data))
-    names = set(map(layouts.eagle_name, stored.forms))
-    build = partial(
-        EagleHead,
-        target=target,
-        fc_bias=_FC_BIAS in names or layouts.flag(data, "fusion_bias"),
-        has_embedding=_EMBEDDING in names,
-        has_head=_HEAD in names,
-    )
-    return _load(build, config, stored, target, rename=layouts.eagle_name)
+    has_bias = _FC_BIAS in names or layouts.flag(data, "fusion_bias")
+    return config, {"fc_bias": has_bias}, frozenset()
 
 
-def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
-    """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
-
-    The folder has the layout of the authors and SpecForge, or that of Speculators; see
-    ``layouts``. ``draft_vocab_size`` in ``config.json`` is the size of the head's own
-    vocabulary.
-
-    Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
-            head does not match the target.
-    """
-    folder = as_folder("load_eagle3_head", folder)
-    file, stored = read_config(folder), plain_tensors(folder)
-    if not layouts.is_eagle3(stored.forms):
-        raise CheckpointError(
-            f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
-            "EAGLE for an EAGLE head."
-        )
+def _eagle3(file: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
     data = layouts.eagle3_settings(file)
     config = head_config(layouts.nested_layer(data))
-    names = {layouts.eagle3_name(name) for name in stored.forms}
     vocab_size = data.get("draft_vocab_size")
     vocab_size = config.vocab_size if vocab_size is None else vocab_size
     if not is_int(vocab_size) or vocab_size < 1:
@@ -133,73 +131,31 @@ def load_eagle3_head(folder: str | Path, target: HeadSources) -> Eagle3Head:
             f"config.json: draft_vocab_size must be an int >= 1, got {short_repr(vocab_size)}. "
             "Correct it."
         )
-    is_mapped = vocab_size != config.vocab_size or "d2t" in names
-    build = partial(
-        Eagle3Head,
-        target=target,
-        aux_layers=layouts.aux_layers(file),
-        draft_vocab_size=vocab_size if is_mapped else None,
-        fc_bias=_FC_BIAS in names,
-        has_embedding=_EMBEDDING in names,
-        has_head=is_mapped or _HEAD in names,
-        norm_before_residual=layouts.flag(data, "norm_before_residual"),
-    )
+    options: dict[str, Any] = {
+        "aux_layers": layouts.aux_layers(file),
+        "fc_bias": _FC_BIAS in names,
+        "norm_before_residual": layouts.flag(data, "norm_before_residual"),
+    }
+    if vocab_size != config.vocab_size or "d2t" in names:
+        options |= {"draft_vocab_size": vocab_size, "has_head": True}
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
-    ignored = frozenset({"t2d"})
-    return _load(build, config, stored, target, ignored=ignored, rename=layouts.eagle3_name)
+    return config, options, frozenset({"t2d"})
 
 
-def load_dflash_head(folder: str | Path, target: HeadSources) -> DFlashHead:
-    """Build the DFLASH head of a local folder; arguments as for ``load_eagle_head``.
-
-    The folder has the layout of transformers or that of the authors, also of DFLASH 2 and DSPARK;
-    see ``layouts``. The confidence head of DSPARK is named in a warning.
-
-    Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
-            head does not match the target.
-    """
-    folder = as_folder("load_dflash_head", folder)
-    data = read_config(folder)
-    if not layouts.is_dflash(data):
-        raise CheckpointError(
-            f"{str(folder)!r} contains no DFLASH head: its config.json has no block_size. Use the "
-            "algorithm EAGLE or EAGLE3 for another head."
-        )
-    config, stored = head_config(layouts.dflash_layer_config(data, target)), plain_tensors(folder)
-    names = {layouts.dflash_name(name) for name in stored.forms}
-    build = partial(
-        DFlashHead,
-        target=target,
-        has_embedding=_EMBEDDING in names,
-        has_head=_HEAD in names,
-        **layouts.dflash_settings(data),
-    )
-    confidence = frozenset(name for name in names if name.startswith("confidence_head."))
-    if confidence:
-        logger.warning(
-            "%s has %s, which is not used: it says how many drafts are worth verifying, and a step "
-            "verifies num_draft_tokens of them.", folder, ", ".join(sorted(confidence)),
-        )  # fmt: skip
-    return _load(build, config, stored, target, confidence, layouts.dflash_name)
+def _dflash(data: Mapping[str, object], names: set[str], target: HeadSources) -> Options:
+    config = head_config(layouts.dflash_layer_config(data, target))
+    confidence = frozenset(name for name in names if name.startswith(_CONFIDENCE))
+    return config, layouts.dflash_settings(data), confidence
 
 
-def save_draft_head(head: EagleHead | Eagle3Head | DFlashHead, folder: str | Path) -> None:
-    """Write a head in its current dtype, without the weights that it shares with its target.
-
-    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
-
-    Raises:
-        ConfigError: An argument has a wrong type.
-    """
-    folder = as_folder("save_draft_head", folder)
-    require_type("save_draft_head", "head", head, tuple(_ARCHITECTURES), "a draft head")
-    config = config_entries(head.config) | {"architectures": [_ARCHITECTURES[type(head)]]}
-    if isinstance(head, Eagle3Head):
-        config |= layouts.eagle3_entries(head)
-    if isinstance(head, DFlashHead):
-        config |= layouts.dflash_entries(head)
-    write_folder(folder, config, head.state_dict())
+_FC_BIAS, _CONFIDENCE = "fc.bias", "confidence_head."
+_CLASSES: Mapping[str, type[DraftHead]] = {
+    "EAGLE": EagleHead, "EAGLE3": Eagle3Head, "DFLASH": DFlashHead,
+}  # fmt: skip
+_NAMES: Mapping[str, Callable[[str], str]] = {
+    "EAGLE": layouts.eagle_name, "EAGLE3": layouts.eagle3_name, "DFLASH": layouts.dflash_name,
+}  # fmt: skip
+_OPTIONS = {"EAGLE": _eagle, "EAGLE3": _eagle3, "DFLASH": _dflash}
 
 
 @contextmanager
@@ -213,16 +169,15 @@ def _on_meta_device() -> Iterator[None]:
 
 
 def _load(
-    build: Callable[[PreTrainedConfig], Head],
-    config: PreTrainedConfig,
+    build: Callable[[], DraftHead],
     stored: PlainTensors,
     target: HeadSources,
-    ignored: frozenset[str] = frozenset(),
-    rename: Callable[[str], str] = lambda name: name,
-) -> Head:
+    ignored: frozenset[str],
+    rename: Callable[[str], str],
+) -> DraftHead:
     target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
     with _on_meta_device():
-        head = build(config)
+        head = build()
         expected = head.state_dict()
         split = None if group is None else RankSplit(head, group)
     if split is not None:

@@ -1,6 +1,6 @@
 """What all draft heads are: decoder layers of transformers that run over graphkit's pools.
 
-Tensor suffixes: T tokens, H hidden.
+Tensor suffixes: T tokens, H hidden, V vocabulary.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,8 +20,13 @@ from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.fusion.observation import ROWS, observe
 from graphkit.models.heads.config import check_layers
-from graphkit.models.heads.sources import HeadSources, check_fit
+from graphkit.models.heads.draft_model import DraftModel, is_packed, last_rows
+from graphkit.models.heads.sources import HeadSources, check_fit, join_inputs
 from graphkit.models.layout import AttentionLayer, ModelLayout
+from graphkit.models.pools import LayerGroupAttention
+from graphkit.models.quantization import Linear
+from graphkit.runners import ForwardOutput
+from graphkit.spec import SpecConfig
 
 _GATHERED = ("fc", "lm_head")
 """Names of the projections whose outputs ranks split and gather."""
@@ -40,30 +46,45 @@ class OwnLayer(nn.Module):
             setattr(self, name, module)
 
 
-class DraftHead(nn.Module):
+class DraftHead(nn.Module, DraftModel):
     """Base of draft heads, whose layers have the classes that transformers has for a config.
 
     They attend through the attention registry of transformers: a head runs within
-    ``graphkit.models.running.attending``, or in a forward over pools, see ``forwards``.
-    ``prepare`` lets it run through graphkit's ops.
+    ``graphkit.models.running.attending``, or over the pools of an engine. ``prepare`` lets it run
+    through graphkit's ops.
+
+    A head uses the embedding and the output head of its target unless it has its own. Those of the
+    target are not in its ``state_dict`` or ``parameters``, and do not move with it. ``forward`` and
+    ``logits`` never synchronise and have static shapes, so that they can be captured.
 
     Args:
         config: Sizes and options of the layers, of a type of ``config.TYPES``.
         target: The model that the head drafts for.
+        has_embedding: Whether the head has its own embedding.
+        has_head: Whether it has its own output head.
+        vocab_size: Tokens of its own output head; ``None`` for those of the target.
 
     Attributes:
         config: A copy of ``config``.
         rotary_emb: The frequencies of the rotation. They stay float32 when the head is cast: at
             large positions, rounded ones would change the angles by radians.
-        layout: Attention of the layers, and what is replaced in them; ``None`` before ``prepare``.
+        layout: Attention of the layers, and what is replaced in them; set by ``prepare``.
 
     Raises:
         ConfigError: Layers of the config are not supported, or do not match the target.
     """
 
-    layout: ModelLayout | None = None
+    lm_head: nn.Linear
 
-    def __init__(self, config: PreTrainedConfig, target: HeadSources) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        target: HeadSources,
+        *,
+        has_embedding: bool = False,
+        has_head: bool = False,
+        vocab_size: int | None = None,
+    ) -> None:
         super().__init__()
         check_layers(config)
         check_fit(config, target)
@@ -74,6 +95,25 @@ class DraftHead(nn.Module):
         self._layer_class, self._norm_class = type(decoder.layers[0]), type(decoder.norm)
         self._rotary_class = type(decoder.rotary_emb)
         self.rotary_emb = self._new_rotation(torch.get_default_device())
+        embedding = target.embedding
+        if has_embedding:
+            self.embed_tokens = embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        if has_head:
+            self.lm_head = Linear(config.hidden_size, vocab_size or config.vocab_size, bias=False)
+        # Functions, because assigning a module would register it as a submodule.
+        self._embed, self._inputs = embedding.forward, partial(join_inputs, embedding)
+        self._target_logits = None if has_head else target.logits
+
+    @property
+    def module(self) -> nn.Module:
+        """See ``DraftModel.module``."""
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the hidden states: that of the norms, which are not quantised."""
+        norm: nn.Module = next(m for m in self.modules() if isinstance(m, self._norm_class))
+        return norm.get_parameter("weight").dtype
 
     @property
     def tp_plan(self) -> Mapping[str, str]:
@@ -95,7 +135,7 @@ class DraftHead(nn.Module):
         Args:
             fuse: See ``graphkit.models.load``.
         """
-        if self.layout is None:
+        if "layout" not in vars(self):
             device = self.rotary_emb.get_buffer("inv_freq").device
             root = observe(self, self.run_random, torch.arange(ROWS, device=device))
             names = {module: name for name, module in self.named_modules()}
@@ -145,11 +185,29 @@ class DraftHead(nn.Module):
         rows = torch.randn(count, size, generator=generator)
         return ids.to(like.device), rows.to(like.device, self.dtype)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The data type of the hidden states: that of the norms, which are not quantised."""
-        norm: nn.Module = next(m for m in self.modules() if isinstance(m, self._norm_class))
-        return norm.get_parameter("weight").dtype
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply what is behind the layers, and the output head: [T, H] to [T, V]."""
+        logits_TV: Tensor = (self._target_logits or self.lm_head)(hidden_TH)
+        return logits_TV
+
+    def predict(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the head; return the logits and the hidden states of all rows."""
+        hidden_TH: Tensor = self(*rows)
+        return self.logits(hidden_TH), hidden_TH
+
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:  # noqa: ARG002
+        return partial(self._run, attention)
+
+    def _run(self, attention: LayerGroupAttention, inputs: Any) -> ForwardOutput:
+        """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
+        rows = inputs.input_ids, inputs.hidden_states, inputs.positions
+        with self._over_pools(attention, inputs):
+            if is_packed(inputs):
+                hidden = last_rows(inputs, self(*rows))
+                logits = self.logits(hidden)
+            else:
+                logits, hidden = self.predict(*rows)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
     def _new_rotation(self, device: torch.device) -> nn.Module:
         """Return a rotation whose frequencies are computed on the CPU, equal for all devices."""

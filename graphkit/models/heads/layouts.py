@@ -17,14 +17,11 @@ of DeepSpec) has the names of the authors of DFLASH, all settings side by side, 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from graphkit.errors import CheckpointError, short_repr
 from graphkit.models.heads.config import TYPES, as_object, check_settings, layer_count
-from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.dflash_parts import BlockOptions
-from graphkit.models.heads.eagle3 import Eagle3Head
 from graphkit.models.heads.sources import HeadSources
 
 NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
@@ -149,15 +146,6 @@ def _ints(value: object, name: str) -> list[int]:
     return value
 
 
-def eagle3_entries(head: Eagle3Head) -> dict[str, object]:
-    """Return the entries of ``config.json`` that a head has beside those of its layer."""
-    return {
-        _LAYER_IDS: list(head.aux_layers),
-        "draft_vocab_size": head.config.vocab_size if head.d2t is None else len(head.d2t),
-        "norm_before_residual": head.midlayer.norm_before_residual,
-    }
-
-
 def flag(data: Mapping[str, object], key: str) -> bool:
     """Return a boolean; absent or ``None`` is False.
 
@@ -173,7 +161,7 @@ def flag(data: Mapping[str, object], key: str) -> bool:
     return bool(value)
 
 
-MODEL_TYPE, ARCHITECTURE = "muse_glimmer_assistant", "MuseGlimmerAssistantModel"
+MODEL_TYPE = "muse_glimmer_assistant"
 _DFLASH_CONFIG, _KINDS = "dflash_config", ("full_attention", "sliding_attention")
 _SIZES = ("markov_rank", "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
 _FACTORS = ("output_multiplier", "final_logit_softcapping")
@@ -309,31 +297,3 @@ def _number(data: Mapping[str, object], name: str, kinds: tuple[type, ...] = (in
             f"config.json: {name} must be {expected}, got {short_repr(value)}. Correct config.json."
         )
     return value
-
-
-def dflash_entries(head: DFlashHead) -> dict[str, object]:
-    """Return the entries of ``config.json`` that a head has beside those of its layers.
-
-    A head with other blocks than those of DFLASH has the layout of its authors.
-    """
-    config, options = head.config, asdict(head.options)
-    window, layers = options.pop("window"), options.pop("windowed_layers")
-    kinds = [_KINDS[layer in layers] for layer in range(config.num_hidden_layers)]
-    entries = {
-        "model_type": MODEL_TYPE,
-        "pad_token_id": None,  # the default of transformers is outside of small vocabularies
-        "layer_types": kinds,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": config.rope_parameters["rope_theta"],
-        },
-        "target_layer_ids": list(head.target_layer_ids),
-        "block_size": head.block_size,
-        "mask_token_id": head.mask_token_id,
-    }
-    if head.options == BlockOptions():
-        return {"architectures": [ARCHITECTURE], **entries}
-    name = "DFlash2DraftModel" if head.candidate_selector is not None else "Qwen3DSparkModel"
-    options["is_causal"] = None if options["is_causal"] else False  # the layers decide
-    windows = {"sliding_window": window, "use_sliding_window": True} if layers else {}
-    return {"architectures": [name], **entries, **options, **windows, "model_type": "qwen3"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,9 @@ from graphkit.errors import ConfigError
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads.config import ASSISTANTS
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.draft_model import (
-    DFlashDraft,
-    DraftModel,
-    HeadDraft,
-    MtpDraft,
-    StandaloneDraft,
-)
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
-)
+from graphkit.models.heads.draft_model import DraftModel, StandaloneDraft
+from graphkit.models.heads.folders import head_algorithm, load_head
+from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
@@ -46,11 +34,6 @@ ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "ASSISTANT": ("EAGLE",),
 }
 """Algorithms that each kind of draft model can draft for."""
-_HEADS: Mapping[str, Callable[..., EagleHead | Eagle3Head | DFlashHead]] = {
-    "EAGLE": load_eagle_head,
-    "EAGLE3": load_eagle3_head,
-    "DFLASH": load_dflash_head,
-}
 
 
 def draft_kind(draft: object, target: object) -> str:
@@ -72,18 +55,13 @@ def draft_kind(draft: object, target: object) -> str:
             "as an object. Load the folder.",
             field="draft",
         )
-    check_type(draft, "draft", (EagleHead, Eagle3Head, DFlashHead))
-    kinds = {
-        PreTrainedModel: "STANDALONE",
-        EagleHead: "EAGLE",
-        Eagle3Head: "EAGLE3",
-        DFlashHead: "DFLASH",
-    }
+    check_type(draft, "draft", (DraftHead,))
     if isinstance(draft, str | Path):
         return head_algorithm(draft)
-    if isinstance(draft, PreTrainedModel) and draft.config.model_type in ASSISTANTS:
-        return "ASSISTANT"
-    return next(kind for each, kind in kinds.items() if isinstance(draft, each))
+    if isinstance(draft, DraftHead):
+        return draft.algorithm
+    assert isinstance(draft, PreTrainedModel), "checked"
+    return "ASSISTANT" if draft.config.model_type in ASSISTANTS else "STANDALONE"
 
 
 def load_draft(
@@ -111,27 +89,22 @@ def load_draft(
         CheckpointError: The weights cannot be loaded, or do not fit the target.
         ConfigError: A head that was passed as a module does not fit the target.
     """
-    if kind == "MTP":
-        folder = target.folder if draft == "mtp" else str(draft)
-        assert folder is not None, "draft_kind checks it"
-        split = target.split
-        with nullcontext() if split is None else deciding_by(split.all):
-            head = load_mtp(
-                target.original, target.layout, folder, split, quantize=quantize, fuse=fuse,
-                row_invariant=row_invariant,
-            )  # fmt: skip
-        return MtpDraft(head, algorithm)
-    shared = head_sources(target.model, target.layout, target.group)
-    if isinstance(draft, str | Path):
-        draft = _HEADS[kind](draft, shared)
-    check_fit(draft.config, shared)
-    if quantize is not None:
-        quantize_draft(draft, quantize)
-    set_row_invariant(draft, row_invariant)
     with nullcontext() if target.split is None else deciding_by(target.split.all):
-        if isinstance(draft, DFlashHead):
-            return DFlashDraft(draft, fuse=fuse)
-        return HeadDraft(draft, fuse=fuse)
+        if kind == "MTP":
+            folder = target.folder if draft == "mtp" else str(draft)
+            assert folder is not None, "draft_kind checks it"
+            return load_mtp(
+                target.original, target.layout, folder, target.split, algorithm=algorithm,
+                quantize=quantize, fuse=fuse, row_invariant=row_invariant,
+            )  # fmt: skip
+        sources = head_sources(target.model, target.layout, target.group)
+        head: DraftHead = draft if isinstance(draft, DraftHead) else load_head(kind, draft, sources)
+        check_fit(head.config, sources)
+        if quantize is not None:
+            quantize_draft(head, quantize)
+        set_row_invariant(head, row_invariant)
+        head.prepare(fuse=fuse)
+    return head
 
 
 def head_sources(

@@ -10,29 +10,35 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.buffers import MultiLayerDraftExtendInputs
+from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.expert_weights import keep_experts
-from graphkit.models.layout import (
-    AttentionLayer,
-    ModelLayout,
-    decoder_layers,
-    head_shape,
-    output_head,
-)
+from graphkit.models.heads.draft_model import DraftModel, last_rows
+from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, output_head
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
+from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization import quantize_linears, restore_linears, set_row_invariant
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors
 from graphkit.models.weight_reads import dequantize_read_weights
+from graphkit.ops.rows import gather_rows
+from graphkit.runners import ForwardOutput
+from graphkit.spec import ForwardMode, SpecConfig
 
+_CHAIN = "MULTI_LAYER_EAGLE"
+"""EAGLE with one draft layer per step."""
 _BEHIND = {
     "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm",
 }  # fmt: skip
@@ -112,16 +118,6 @@ class MtpLayer(nn.Module):
         """The norm behind the block."""
         return self.decoder.get_submodule("norm")
 
-    @property
-    def attention(self) -> AttentionLayer:
-        """The attention."""
-        return self.layout.attention[0]
-
-    @property
-    def attention_module(self) -> nn.Module:
-        """The module of the attention."""
-        return self.decoder.get_submodule(self.attention.name)
-
     def _run_random(self, positions: torch.Tensor) -> torch.Tensor:
         """Run the layer over random rows at positions."""
         like, generator = self.norm.get_parameter("weight"), torch.Generator().manual_seed(0)
@@ -155,7 +151,7 @@ class MtpLayer(nn.Module):
         return normed
 
 
-class MtpHead(nn.Module):
+class MtpHead(nn.Module, DraftModel):
     """MTP layers of a model. They use its embedding and its output head.
 
     Row p of layer i takes the token of position p + 1 + i, and the hidden state of row p that the
@@ -163,16 +159,29 @@ class MtpHead(nn.Module):
 
     Args:
         target: The model.
-        layers: The layers.
+        layers: The layers, prepared.
+        algorithm: ``"EAGLE"`` drafts every step with the first layer, ``"MULTI_LAYER_EAGLE"`` one
+            step with each; ``None`` selects the latter if there are several layers.
     """
 
-    def __init__(self, target: PreTrainedModel, layers: Iterable[MtpLayer]) -> None:
+    def __init__(
+        self, target: PreTrainedModel, layers: Iterable[MtpLayer], algorithm: str | None = None
+    ) -> None:
         super().__init__()
         self.chain = tuple(layers)
         self.layers = nn.ModuleList(self.chain)
-        # Bound methods, because assigning a module would register it as a submodule.
+        # Functions, because assigning a module would register it as a submodule.
         self._embed = target.get_input_embeddings().forward
         self.logits = output_head(target).__call__  # with its hooks
+        self.algorithm = (algorithm or ("EAGLE", _CHAIN)[len(self.chain) > 1]).upper()
+        if self.algorithm == _CHAIN:
+            self.modes = (ForwardMode.MULTI_LAYER_EAGLE,)
+            self.num_steps = min(self.num_steps, len(self.chain))
+
+    @property
+    def module(self) -> nn.Module:
+        """See ``DraftModel.module``."""
+        return self
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,22 +189,29 @@ class MtpHead(nn.Module):
         return self.chain[0].norm.get_parameter("weight").dtype
 
     @property
-    def layout(self) -> ModelLayout:
+    def layout(self) -> ModelLayout:  # type: ignore[override]
         """The attention and the indexers of all layers, and what is replaced in them."""
         layouts = [layer.layout for layer in self.chain]
-        indexers = tuple(indexer for layout in layouts for indexer in layout.indexers)
-        replaced = {
-            f"layers.{number}.{name}": text
-            for number, layout in enumerate(layouts)
-            for name, text in layout.replaced.items()
-        }
-        torch_products = {
-            f"layers.{number}.{name}": text
-            for number, layout in enumerate(layouts)
-            for name, text in layout.torch_products.items()
-        }
-        attention = tuple(layer.attention for layer in self.chain)
-        return ModelLayout(attention, (), indexers, replaced, torch_products)
+        paths = [f"layers.{number}." for number in range(len(layouts))]
+
+        def joined(name: str) -> dict[str, str]:
+            return {
+                f"{path}{key}": text
+                for path, layout in zip(paths, layouts, strict=True)
+                for key, text in getattr(layout, name).items()
+            }
+
+        return ModelLayout(
+            tuple(
+                replace(layer, name=f"{path}decoder.{layer.name}")
+                for path, layout in zip(paths, layouts, strict=True) for layer in layout.attention
+            ),
+            (),
+            tuple(indexer for layout in layouts for indexer in layout.indexers),
+            joined("replaced"),
+            joined("torch_products"),
+            frozenset().union(*(layout.norm_sizes for layout in layouts)),
+        )  # fmt: skip
 
     def forward(
         self, layer: int, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
@@ -204,6 +220,39 @@ class MtpHead(nn.Module):
         out: torch.Tensor = self.chain[layer](self._embed(input_ids), hidden, positions)
         return out
 
+    def drafter(self, model: EngineModel) -> Drafter:
+        """See ``DraftModel.drafter``."""
+        return MultiLayerDrafter(model) if self.algorithm == _CHAIN else EagleDrafter(model)
+
+    def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:
+        layers, num_steps = len(self.chain), spec.longest.num_steps
+        if self.algorithm != _CHAIN:
+            return self.layer_forward(0, attention)
+        if num_steps > layers:
+            raise ConfigError(
+                f"num_steps is {num_steps}, but the folder has {layers} MTP layers, one per step. "
+                f"Set num_steps to a value from 1 to {layers}, or load the model with the "
+                "algorithm EAGLE, which drafts with the first layer alone.",
+                field="num_steps",
+            )
+        return [self.layer_forward(layer, attention) for layer in range(num_steps)]
+
+    def layer_forward(self, layer: int, attention: LayerGroupAttention) -> Any:
+        """Return the forward of one layer over pools of all layers."""
+        first = sum(len(each.layout.indexers) for each in self.chain[:layer])
+        return partial(self._run, layer, first, attention)
+
+    def _run(
+        self, layer: int, first_indexer: int, attention: LayerGroupAttention, inputs: Any
+    ) -> ForwardOutput:
+        """Return logits and hidden states of the rows that the mode needs."""
+        with self._over_pools(attention, inputs, first_indexer=first_indexer):
+            hidden = self(layer, inputs.input_ids, inputs.hidden_states, inputs.positions)
+        is_chain = isinstance(inputs, MultiLayerDraftExtendInputs)
+        rows = gather_rows(hidden, inputs.last_rows()) if is_chain else last_rows(inputs, hidden)
+        logits = self.logits(rows)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden if is_chain else rows)
+
 
 def load_mtp(
     target: PreTrainedModel,
@@ -211,6 +260,7 @@ def load_mtp(
     folder: str,
     split: RankSplit | None = None,
     *,
+    algorithm: str | None = None,
     quantize: str | None = None,
     fuse: bool = True,
     row_invariant: bool = False,
@@ -222,6 +272,7 @@ def load_mtp(
         layout: Its layers with state.
         folder: Its folder.
         split: How ranks split the target, and its MTP layers as the layers that they are like.
+        algorithm: See ``MtpHead``.
         quantize: As for ``graphkit.models.load``; layers that the folder has quantised stay so.
         fuse: As for ``graphkit.models.load``.
         row_invariant: Whether their products are row-invariant.
@@ -247,7 +298,7 @@ def load_mtp(
             quantize_linears(layer.block, quantize)
         set_row_invariant(layer, row_invariant)
         layer.prepare(fuse=fuse)
-    return MtpHead(target, [layer for layer, _ in chain])
+    return MtpHead(target, [layer for layer, _ in chain], algorithm)
 
 
 def _loaded(

@@ -7,7 +7,6 @@ Tensor suffixes: T tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,28 +49,6 @@ class HeadSources:
         """Apply the output head: [T, H] to [T, V]."""
         logits_TV: Tensor = self.lm_head(hidden_TH)
         return logits_TV
-
-
-class AuxStates:
-    """Residual streams inside a model, recorded in a forward: what an EAGLE-3 head reads.
-
-    Args:
-        layers: Numbers of layers. The stream is recorded before layer i, i from 0 to n - 1; n
-            stands for the end of the last layer, before the final norm.
-    """
-
-    def __init__(self, layers: Sequence[int]) -> None:
-        self._layers = tuple(layers)
-        self._states: dict[int, Tensor] = {}
-
-    def record(self, layer: int, hidden_TH: Tensor) -> None:
-        """Keep the stream before a layer if it is wanted."""
-        if layer in self._layers:
-            self._states[layer] = hidden_TH
-
-    def joined(self) -> Tensor:
-        """Return the streams side by side, [T, layers x H]."""
-        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
 
 
 def check_fit(config: PreTrainedConfig, target: HeadSources) -> None:

@@ -17,8 +17,7 @@ from graphkit.engine.step import SpecStepInputs
 from graphkit.models import reference, shapes
 from graphkit.models.heads.config import layer_config
 from graphkit.models.heads.dflash_parts import BlockOptions
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.reference import ALGORITHMS, default_checkpoint
 from graphkit.models.shapes import shape_config

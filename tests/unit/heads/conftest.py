@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from training.folders import save_draft_head
 from transformers import LlamaConfig
 
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from small_llama import small_llama
 
 TOOLS = Path(__file__).parents[3] / "tools"

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from training.folders import save_draft_head
 
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.folders import load_eagle_head, save_draft_head
+from graphkit.models.heads.folders import load_head
 
 BIN = "pytorch_model.bin"
 
@@ -30,12 +31,12 @@ def folder(eagle, tmp_path):
 
 def refused(folder, target, match):
     with pytest.raises(CheckpointError, match=match) as caught:
-        load_eagle_head(folder, target)
+        load_head("EAGLE", folder, target)
     assert "\n" not in str(caught.value)
 
 
 def test_it_is_read(folder, eagle, target):
-    assert torch.equal(load_eagle_head(folder, target).fc.weight, eagle.fc.weight)
+    assert torch.equal(load_head("EAGLE", folder, target).fc.weight, eagle.fc.weight)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, 3000, -100])
@@ -72,7 +73,7 @@ def test_more_than_tensors(stored, folder, target):
 def test_safetensors_are_preferred(eagle, folder, target):
     save_draft_head(eagle, folder)
     (folder / BIN).write_bytes(b"not read")
-    load_eagle_head(folder, target)
+    load_head("EAGLE", folder, target)
 
 
 def test_shards_are_read_by_their_index(folder, eagle, target):
@@ -82,4 +83,4 @@ def test_shards_are_read_by_their_index(folder, eagle, target):
     for name, place in places.items():
         torch.save({name: tensors[name]}, folder / place)
     (folder / f"{BIN}.index.json").write_text(json.dumps({"weight_map": places}))
-    assert torch.equal(load_eagle_head(folder, target).fc.weight, eagle.fc.weight)
+    assert torch.equal(load_head("EAGLE", folder, target).fc.weight, eagle.fc.weight)

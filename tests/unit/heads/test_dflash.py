@@ -7,17 +7,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from training.folders import save_draft_head
 from transformers import Qwen3Config
 
 from causal_attention import run_head
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_dflash_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.folders import head_algorithm, load_head
 from graphkit.models.running import attending
 
 BLOCK, MASK = 4, 90
@@ -120,7 +116,7 @@ def test_a_saved_head_is_loaded_again(make_head, target, features, block, tmp_pa
     head = make_head()
     save_draft_head(head, tmp_path)
     assert head_algorithm(tmp_path) == "DFLASH"
-    loaded = load_dflash_head(tmp_path, target)
+    loaded = load_head("DFLASH", tmp_path, target)
     assert loaded.target_layer_ids == (0,)
     assert loaded.aux_layers == (1,)
     assert (loaded.block_size, loaded.mask_token_id) == (BLOCK, MASK)
@@ -145,7 +141,7 @@ def test_the_layout_of_the_authors_is_loaded(make_head, target, features, block,
     weights = load_file(tmp_path / "model.safetensors")
     renamed = {names.get(name, name): each for name, each in weights.items()}
     save_file(renamed, tmp_path / "model.safetensors")
-    loaded = load_dflash_head(tmp_path, target)
+    loaded = load_head("DFLASH", tmp_path, target)
     assert torch.equal(run(loaded, features, block), run(head, features, block))
 
 
@@ -183,13 +179,13 @@ def test_malformed_folders_are_refused(make_head, target, tmp_path, changes, tex
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(CheckpointError, match=text):
-        load_dflash_head(tmp_path, target)
+        load_head("DFLASH", tmp_path, target)
 
 
 def test_folders_of_other_heads_are_refused(eagle, make_head, target, tmp_path):
     save_draft_head(eagle, tmp_path / "eagle")
     with pytest.raises(CheckpointError, match="contains no DFLASH head"):
-        load_dflash_head(tmp_path / "eagle", target)
+        load_head("DFLASH", tmp_path / "eagle", target)
     save_draft_head(make_head(), tmp_path / "dflash")
     with pytest.raises(CheckpointError):
-        load_eagle_head(tmp_path / "dflash", target)
+        load_head("EAGLE", tmp_path / "dflash", target)

@@ -8,18 +8,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from training.folders import save_draft_head
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_eagle3_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.folders import head_algorithm, load_head
 
-LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head}
+KINDS = ("eagle", "eagle3")
 
 
 def write(folder, state, config, **more):
@@ -43,7 +39,7 @@ def eagle_folder(eagle, tmp_path):
 @pytest.fixture
 def eagle3_folder(eagle3, tmp_path):
     is_drafted = torch.zeros(96, dtype=torch.bool)
-    is_drafted[eagle3.token_map()] = True
+    is_drafted[eagle3.token_map] = True
     return write(
         tmp_path / "eagle3", eagle3.state_dict() | {"t2d": is_drafted}, eagle3.config,
         draft_vocab_size=32, architectures=["LlamaForCausalLMEagle3"],
@@ -66,19 +62,19 @@ def edit(folder, **changes):
     save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
 
 
-def refused(load, folder, target, match):
+def refused(kind, folder, target, match):
     with pytest.raises(CheckpointError, match=match) as caught:
-        load(folder, target)
+        load_head(kind, folder, target)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
 def test_what_was_written_is_read(kind, is_bin, target, request):
     head, folder = (request.getfixturevalue(name) for name in (kind, f"{kind}_folder"))
     if is_bin:
         to_bin(folder)
-    loaded = LOADERS[kind](str(folder), target)
+    loaded = load_head(kind.upper(), str(folder), target)
     assert loaded.config == head.config
     assert loaded.state_dict().keys() == head.state_dict().keys()
     for name, tensor in head.state_dict().items():
@@ -91,7 +87,7 @@ def test_what_was_written_is_read(kind, is_bin, target, request):
 def test_a_loaded_head_computes_what_the_saved_one_did(eagle, eagle_folder, target):
     rows = torch.arange(5), torch.randn(5, 64), torch.arange(5), causal_attend(1, 5)
     expected = eagle.logits(run_head(eagle, *rows))
-    loaded = load_eagle_head(eagle_folder, target)
+    loaded = load_head("EAGLE", eagle_folder, target)
     assert torch.equal(loaded.logits(run_head(loaded, *rows)), expected)
 
 
@@ -111,7 +107,7 @@ def test_bias_and_embedding_come_from_the_file(eagle, eagle_folder, target, is_b
     edit(eagle_folder, fc__bias=bias, embed_tokens__weight=embedding)
     if is_bin:
         to_bin(eagle_folder)
-    loaded = load_eagle_head(eagle_folder, target)
+    loaded = load_head("EAGLE", eagle_folder, target)
     assert torch.equal(loaded.fc.bias, bias)
     assert torch.equal(loaded.embed_tokens.weight, embedding)
     rows = loaded._inputs(torch.arange(96), torch.zeros(96, 64))
@@ -120,12 +116,12 @@ def test_bias_and_embedding_come_from_the_file(eagle, eagle_folder, target, is_b
 
 def test_device_and_dtype_follow_the_target(eagle_folder, target):
     target.to(torch.bfloat16)
-    assert load_eagle_head(eagle_folder, target).fc.weight.dtype == torch.bfloat16
+    assert load_head("EAGLE", eagle_folder, target).fc.weight.dtype == torch.bfloat16
 
 
 def test_rotary_frequencies_of_old_exports_are_left(eagle_folder, target):
     edit(eagle_folder, layers__0__self_attn__rotary_emb__inv_freq=torch.ones(12))
-    load_eagle_head(eagle_folder, target)
+    load_head("EAGLE", eagle_folder, target)
 
 
 def test_eagle3_with_a_full_vocabulary(eagle3, eagle3_folder, target):
@@ -133,26 +129,26 @@ def test_eagle3_with_a_full_vocabulary(eagle3, eagle3_folder, target):
     state = eagle3.state_dict() | {"lm_head.weight": torch.ones(96, 64)}
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     state["d2t"] = torch.zeros(96, dtype=torch.int64)
-    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config, **layers), target)
-    assert loaded.token_map().tolist() == list(range(96))
+    loaded = load_head("EAGLE3", write(eagle3_folder, state, eagle3.config, **layers), target)
+    assert loaded.token_map.tolist() == list(range(96))
     del state["d2t"]
-    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config, **layers), target)
+    loaded = load_head("EAGLE3", write(eagle3_folder, state, eagle3.config, **layers), target)
     assert loaded.d2t is None
     assert loaded.lm_head.out_features == 96
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_target(kind, make_target, request):
     folder, other = request.getfixturevalue(f"{kind}_folder"), make_target(256, 256, 4)
-    refused(LOADERS[kind], folder, other, "has hidden_size 64, but its target has 256")
+    refused(kind.upper(), folder, other, "has hidden_size 64, but its target has 256")
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_folder_and_no_weights(kind, target, tmp_path, request):
-    refused(LOADERS[kind], tmp_path / "nowhere", target, "the checkpoint folder .* does not exist")
+    refused(kind.upper(), tmp_path / "nowhere", target, "the checkpoint folder .* does not exist")
     folder = request.getfixturevalue(f"{kind}_folder")
     (folder / "model.safetensors").unlink()
-    refused(LOADERS[kind], folder, target, "pytorch_model.bin and the index of either")
+    refused(kind.upper(), folder, target, "pytorch_model.bin and the index of either")
 
 
 @pytest.mark.parametrize(
@@ -180,17 +176,13 @@ def test_tensors(kind, changes, match, is_bin, target, request):
     if is_bin:
         to_bin(folder)
         match = match.replace("I8", "torch.int8")
-    refused(LOADERS[kind], folder, target, match)
+    refused(kind.upper(), folder, target, match)
 
 
 def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
-    refused(
-        load_eagle_head,
-        eagle3_folder,
-        target,
-        "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3, or load_eagle3_head",
-    )
-    refused(load_eagle3_head, eagle_folder, target, "contains no EAGLE-3 head.*Use .* EAGLE")
+    match = "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3"
+    refused("EAGLE", eagle3_folder, target, match)
+    refused("EAGLE3", eagle_folder, target, "contains no EAGLE-3 head.*Use .* EAGLE")
     assert (head_algorithm(eagle_folder), head_algorithm(eagle3_folder)) == ("EAGLE", "EAGLE3")
 
 
@@ -206,17 +198,17 @@ def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
 def test_config(change, match, eagle_folder, target):
     path = eagle_folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    refused(load_eagle_head, eagle_folder, target, match)
+    refused("EAGLE", eagle_folder, target, match)
 
 
 @pytest.mark.parametrize("vocab_size", [0, "32"])
 def test_draft_vocabulary(vocab_size, eagle3, eagle3_folder, target):
     write(eagle3_folder, eagle3.state_dict(), eagle3.config, draft_vocab_size=vocab_size)
-    refused(load_eagle3_head, eagle3_folder, target, "draft_vocab_size must be an int >= 1")
+    refused("EAGLE3", eagle3_folder, target, "draft_vocab_size must be an int >= 1")
 
 
 def test_a_head_with_its_own_embedding_keeps_it(eagle, target, tmp_path):
     own = EagleHead(eagle.config, target, has_embedding=True)
     save_draft_head(own, tmp_path)
-    loaded = load_eagle_head(tmp_path, target)
+    loaded = load_head("EAGLE", tmp_path, target)
     assert torch.equal(loaded.embed_tokens.weight, own.embed_tokens.weight)

@@ -13,8 +13,7 @@ from transformers import Qwen2Config
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
 from graphkit.models.heads import sources as head_sources
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -136,14 +135,14 @@ def test_eagle3_by_hand(eagle3, target, rows, width, is_normed):
     torch.testing.assert_close(out, decoded(state, both, normed if is_normed else hidden))
     expected = norm(out, eagle3.norm.weight) @ eagle3.lm_head.weight.T
     torch.testing.assert_close(eagle3.logits(out), expected)
-    logits, same = run_head(eagle3, ids, features, *rest, with_logits=True)
+    logits, same = run_head(eagle3.predict, ids, features, *rest)
     assert torch.equal(same, out)
     assert torch.equal(logits, eagle3.logits(out))
 
 
 def test_eagle3_tokens_in_the_target_vocabulary(eagle3, target):
-    assert eagle3.token_map().tolist() == list(range(0, 96, 3))
-    assert Eagle3Head(eagle3.config, target, aux_layers=(0, 1, 2)).token_map() is None
+    assert eagle3.token_map.tolist() == list(range(0, 96, 3))
+    assert Eagle3Head(eagle3.config, target, aux_layers=(0, 1, 2)).token_map is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_logits_with_the_hidden_states_are_those_of_the_hidden_states(dtype, tar
     args = ids, hidden.to(dtype), *rest
     for module in (target, eagle3):
         module.to(dtype)
-    logits, out = run_head(eagle3, *args, with_logits=True)
+    logits, out = run_head(eagle3.predict, *args)
     assert torch.equal(out, run_head(eagle3, *args))
     assert torch.equal(logits, eagle3.logits(out))
 

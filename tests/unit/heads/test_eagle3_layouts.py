@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from training.folders import save_draft_head
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.eagle3 import Eagle3Head
-from graphkit.models.heads.folders import load_eagle3_head, save_draft_head
+from graphkit.models.heads.eagle import Eagle3Head
+from graphkit.models.heads.folders import load_head
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 AUTHORS = {"draft_vocab_size": 32, LAYER_IDS: [0, 1, 2]}
@@ -21,7 +22,7 @@ AUTHORS = {"draft_vocab_size": 32, LAYER_IDS: [0, 1, 2]}
 def state(eagle3):
     """The tensors of the head under the names of the authors, with t2d."""
     is_drafted = torch.zeros(96, dtype=torch.bool)
-    is_drafted[eagle3.token_map()] = True
+    is_drafted[eagle3.token_map] = True
     return {name: each.contiguous() for name, each in eagle3.state_dict().items()} | {
         "t2d": is_drafted
     }
@@ -34,7 +35,7 @@ def load(eagle3, target, tmp_path):
     def make(state, config):
         save_file(state, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(config))
-        return load_eagle3_head(tmp_path, target)
+        return load_head("EAGLE3", tmp_path, target)
 
     return make
 
@@ -51,7 +52,7 @@ def test_specforge_names_layers_by_their_outputs(eagle3, state, load, rows):
     head = load(state, eagle3.config.to_dict() | entries)
     assert head.aux_layers == (1, 2, 2)
     assert torch.equal(run_head(head, *rows), run_head(eagle3, *rows))
-    assert torch.equal(head.token_map(), eagle3.token_map())
+    assert torch.equal(head.token_map, eagle3.token_map)
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
@@ -85,7 +86,7 @@ def test_what_graphkit_saves_it_loads(eagle3, target, rows, tmp_path, is_reduced
         head = Eagle3Head(eagle3.config, target, aux_layers=(0, 2, 1), norm_before_residual=True)
         torch.nn.init.normal_(head.fc.weight)
     save_draft_head(head.bfloat16(), tmp_path)
-    loaded = load_eagle3_head(tmp_path, target.bfloat16())
+    loaded = load_head("EAGLE3", tmp_path, target.bfloat16())
     assert loaded.aux_layers == head.aux_layers
     assert loaded.midlayer.norm_before_residual is head.midlayer.norm_before_residual
     assert loaded.state_dict().keys() == head.state_dict().keys()

@@ -7,20 +7,15 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from training.folders import save_draft_head
 from transformers import Qwen3Config
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.folders import head_algorithm, load_head
 
-LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "dflash": load_dflash_head}
+KINDS = ("eagle", "eagle3", "dflash")
 NESTED = {"eagle": "eagle_config", "eagle3": "eagle_config", "dflash": "dflash_config"}
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -45,7 +40,7 @@ def load(target, tmp_path, request):
         file.write_text(json.dumps(json.loads(file.read_text()) | entries))
         if state is not None:
             save_file(state, tmp_path / "model.safetensors")
-        return LOADERS[kind](tmp_path, target)
+        return load_head(kind.upper(), tmp_path, target)
 
     return make
 
@@ -115,7 +110,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_settings_without_effect_are_taken(kind, load, request):
     own = {
         "eagle": {"bias": False, "use_last_layernorm": False, "layernorms": False},
@@ -209,7 +204,7 @@ def test_speculators_eagle_heads_are_loaded(eagle, target, tmp_path, has_bias, h
     save_file(renamed, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert head_algorithm(tmp_path) == "EAGLE"
-    head = load_eagle_head(tmp_path, target)
+    head = load_head("EAGLE", tmp_path, target)
     for name, tensor in state.items():
         assert torch.equal(head.state_dict()[name], tensor)
     assert head.config == eagle.config
@@ -218,11 +213,11 @@ def test_speculators_eagle_heads_are_loaded(eagle, target, tmp_path, has_bias, h
     for change in ({"layernorms": True}, {"transformer_layer_architecture": "MixtralDecoderLayer"}):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(CheckpointError, match=next(iter(change))):
-            load_eagle_head(tmp_path, target)
+            load_head("EAGLE", tmp_path, target)
     (tmp_path / "config.json").write_text(json.dumps(config | {"fusion_bias": True}))
     if not has_bias:
         with pytest.raises(CheckpointError, match=r"has no fc.bias"):
-            load_eagle_head(tmp_path, target)
+            load_head("EAGLE", tmp_path, target)
 
 
 def test_a_dflash_head_of_speculators_is_refused(load):
@@ -230,7 +225,7 @@ def test_a_dflash_head_of_speculators_is_refused(load):
         load("dflash", {"transformer_layer_config": {"model_type": "qwen3"}})
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ["layers.0.self_attn.k_scale", "fc.weight_scale", "extra_norm.weight", "lora_A.weight"]
 )

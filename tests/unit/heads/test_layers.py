@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from training.folders import config_entries
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
 from graphkit.models.fusion.norms import DeferredProduct
-from graphkit.models.heads.config import config_entries, layer_config
+from graphkit.models.heads.config import layer_config
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 1,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
+from training.folders import config_entries
 
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.config import config_entries, layer_config
-from graphkit.models.heads.folders import load_eagle_head
+from graphkit.models.heads.config import layer_config
+from graphkit.models.heads.folders import load_head
 
 CONFIG = {
     "model_type": "llama",
@@ -24,7 +25,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 def refused(folder, match, target=None):
     with pytest.raises(CheckpointError, match=match) as caught:
-        load_eagle_head(folder, target)
+        load_head("EAGLE", folder, target)
     assert "\n" not in str(caught.value)
 
 

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from graphkit.errors import ConfigError
 from graphkit.models import random_model, shapes
 from graphkit.models.experts import experts_of
-from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.eagle3 import Eagle3Head
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.quantization import QuantizedLinear
 from graphkit.models.shapes import SHAPES, shape_config
 

@@ -129,7 +129,7 @@ def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, targ
                 positions = torch.arange(12)[rows]
                 hidden = run_head(eagle3, ids[window, 1:][rows], hidden, positions, cache)[-1:]
                 torch.testing.assert_close(draft.logits[window, root], eagle3.logits(hidden)[0])
-                assert torch.equal(draft.tokens, eagle3.token_map())
+                assert torch.equal(draft.tokens, eagle3.token_map)
 
 
 def test_dflash_drafts_are_those_of_a_block_behind_its_context(training, target, ids):
@@ -284,11 +284,11 @@ def test_the_draft_vocabulary_is_the_most_frequent_bytes(training):
     norm.weight.data.normal_()
     corpus = torch.tensor([*range(256), *range(3, 256, 2)], dtype=torch.uint8)
     head = recipe.build(target, corpus)
-    assert len(head.token_map()) == recipe.draft_vocab_size == 128
-    assert set(head.token_map().tolist()) >= set(range(3, 256, 2))
-    assert head.token_map().tolist() == sorted(head.token_map().tolist())
+    assert len(head.token_map) == recipe.draft_vocab_size == 128
+    assert set(head.token_map.tolist()) >= set(range(3, 256, 2))
+    assert head.token_map.tolist() == sorted(head.token_map.tolist())
     assert head.aux_layers == recipe.layers
-    assert torch.equal(head.lm_head.weight, target.head.weight[head.token_map()])
+    assert torch.equal(head.lm_head.weight, target.head.weight[head.token_map])
     assert torch.equal(head.norm.weight, norm.weight)
 
 

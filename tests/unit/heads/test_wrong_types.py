@@ -10,13 +10,7 @@ import torch
 from graphkit import CheckpointError, ConfigError
 from graphkit.engine.attention import PagedAttention
 from graphkit.models import random_model
-from graphkit.models.heads.folders import (
-    head_algorithm,
-    load_dflash_head,
-    load_eagle3_head,
-    load_eagle_head,
-    save_draft_head,
-)
+from graphkit.models.heads.folders import head_algorithm, load_head
 from graphkit.models.reference import (
     default_checkpoint,
     dflash_target,
@@ -71,16 +65,10 @@ def test_a_device_must_exist(create):
     "read",
     [
         head_algorithm,
-        lambda folder: load_eagle_head(folder, None),
-        lambda folder: load_eagle3_head(folder, None),
-        lambda folder: load_dflash_head(folder, None),
-        lambda folder: save_draft_head(None, folder),
+        lambda folder: load_head("EAGLE", folder, None),
     ],
-    ids=[
-        "head_algorithm", "load_eagle_head", "load_eagle3_head", "load_dflash_head",
-        "save_draft_head",
-    ],
-)  # fmt: skip
+    ids=["head_algorithm", "load_head"],
+)
 def test_a_folder_is_a_path(read, folder):
     with pytest.raises(ConfigError, match=r"\.folder must be the path of a folder, got") as caught:
         read(folder)
@@ -142,13 +130,6 @@ def test_a_group_is_a_rank_group(create, group):
     with pytest.raises(ConfigError, match=r"group must be a graphkit.RankGroup") as caught:
         create(group=group)
     assert caught.value.field == "group"
-
-
-def test_a_saved_head_is_a_head(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        save_draft_head(3, tmp_path / "saved")
-    assert caught.value.field == "head"
-    assert not (tmp_path / "saved").exists()
 
 
 def test_an_unknown_option_of_an_engine_is_refused():
