@@ -1,8 +1,8 @@
 """Recurrent layers of a transformers model over a pool of states.
 
 A mixer of transformers knows one sequence per row of its batch and keeps its states in a cache.
-Here its batch is one node of each request, or several of prompts, and the cache holds the states
-before them. Suffixes: B requests, G of them, N nodes of each, T rows.
+Here its batch is one node of each request, or the beginning of a prompt, and the cache holds the
+states before them. Suffixes: B requests, T rows.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ from graphkit.engine.kv.recurrent_rows import States
 from graphkit.models.cache import NodeCache, RowsCache
 from graphkit.models.fused_mixer import FusedMixer, fused_mixer
 from graphkit.models.layout import ModelLayout, RecurrentLayer
-from graphkit.models.prompt_parts import (
-    LEAST_CHUNK,
-    ChunkSupport,
-    PromptPart,
-    Run,
-    chunk_support,
-    copied,
-)
 from graphkit.models.running import NodeScan, running_scan
 from graphkit.models.scans import computes_the_same, known_mixer, random_rows, scanned_forward
+
+Run = Callable[[States, torch.Tensor], tuple[States, torch.Tensor]]
+"""Runs a mixer from the states before rows over the rows, [B, T, H]: states after, outputs."""
 
 
 def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
@@ -96,10 +91,8 @@ class PooledMixer:
     """A mixer over the states of the running batch.
 
     The nodes of a step run one after the other, parents before their children, because the state
-    after each of them is kept. Prompts run in parts (``prompt_parts``), each in one call of a mixer
-    that supports it. ``chunk_support`` compares the first part with its nodes, one by one. A mixer
-    that ignores a state before several nodes supports those that begin a prompt, before which the
-    states are zeros.
+    after each of them is kept. The rows that begin a prompt run in one call, from states of zeros.
+    A later chunk of a prompt runs row by row: a mixer may ignore the state before several rows.
 
     Args:
         forward: Forward of the mixer.
@@ -109,60 +102,41 @@ class PooledMixer:
 
     def __init__(self, forward: Callable[..., Any], layer: RecurrentLayer, number: int) -> None:
         self._forward, self._layer, self._number = forward, layer, number
-        self._support: ChunkSupport | None = None
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
-        scan = running_scan()
+        scan, rows = running_scan(), hidden_states[0]
 
         def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
             cache: Any = NodeCache(states)
             out = self._forward(rows, **others | {self._layer.cache_argument: cache})
             return cache.states, out
 
-        rows = hidden_states[0]
-        if scan.parts:
-            return self._run_parts(scan, run, rows)[None]
-        slots = scan.slots
-
         def update(states: States, row: torch.Tensor) -> tuple[States, torch.Tensor]:
             # The pool keeps the states of ended prompts, and a mixer may write those that it reads.
-            if slots.is_row is not None:
-                states = copied(states)
+            if scan.slots.is_row is not None:
+                states = {name: state.clone() for name, state in states.items()}
             states, out = run(states, row[:, None])
             return states, out[:, 0]
 
-        return scan.pool.scan(self._number, slots, update, rows)[None]
+        if scan.prompts is None:
+            return scan.pool.scan(self._number, scan.slots, update, rows)[None]
+        return self._run_prompts(scan, scan.prompts, run, rows)[None]
 
-    def _run_parts(self, scan: NodeScan, run: Run, rows: torch.Tensor) -> torch.Tensor:
-        """Run prompts in parts; takes and returns rows, [T, H]."""
-        pool, slots = scan.pool, scan.slots
-        states: States = pool.load(self._number, slots.before[:, 0])
-        outputs = torch.empty_like(rows)
-        for part in scan.parts:
-            own, chosen = states, part.requests
-            if chosen is not None:
-                own = {name: state[chosen] for name, state in states.items()}
-            for nodes in self._calls(part, run, own, rows):
-                own, out = run(own, rows[nodes])
-                outputs[nodes] = out
-            if chosen is None:
-                states = own
-            else:
-                states = {
-                    name: state.to(own[name].dtype).index_copy(0, chosen, own[name])
-                    for name, state in states.items()
-                }
-            if part.column is not None:
-                pool.store(self._number, slots.after[:, part.column], states)
-        return outputs
-
-    def _calls(
-        self, part: PromptPart, run: Run, states: States, rows: torch.Tensor
-    ) -> Sequence[torch.Tensor]:
-        """Return the rows of each call of a part, [G, N] each."""
-        if self._support is None and part.rows.shape[1] >= LEAST_CHUNK:
-            self._support = chunk_support(run, states, rows[part.rows])
-        if self._support == "all" or (self._support == "first" and part.is_first):
-            return [part.rows]
-        return list(part.rows.split(1, 1))
+    def _run_prompts(
+        self, scan: NodeScan, prompts: Sequence[range], run: Run, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Run prompts one after the other; takes and returns rows, [T, H]."""
+        slots, parts, end = scan.slots, list[torch.Tensor](), 0
+        states: States = scan.pool.load(self._number, slots.before[:, 0])
+        ended: list[States] = []
+        for request, span in enumerate(prompts):
+            begin, end = end, end + len(span)
+            own = {name: state[request : request + 1] for name, state in states.items()}
+            for chunk in rows[None, begin:end].split(len(span) if span.start == 0 else 1, 1):
+                own, out = run(own, chunk)
+                parts.append(out[0])
+            ended.append(own)
+        after = {name: torch.cat([own[name] for own in ended]) for name in states}
+        scan.pool.store(self._number, slots.after[:, -1], after)
+        return torch.cat(parts)

@@ -20,7 +20,6 @@ from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
 from graphkit.engine.kv.recurrent_rows import ScanRows, StateSlots
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import AttentionError
-from graphkit.models.prompt_parts import PromptPart, prompt_parts
 from graphkit.ops.attention_layout import DenseLayout
 
 
@@ -132,7 +131,7 @@ class NodeScan:
     """The states of one batch.
 
     A layer that runs all rows in one call calls ``convolve`` and ``recur``. Any other reads
-    ``slots`` and ``parts``. Both are computed for the first layer that reads them.
+    ``slots``, which are computed for the first layer that reads them.
 
     Args:
         pool: States of all requests.
@@ -206,22 +205,10 @@ class NodeScan:
         """Slots that the batch reads and writes."""
         return self.pool.slots(self._batch)
 
-    @cached_property
-    def parts(self) -> Sequence[PromptPart]:
-        """How prompts run; empty if all nodes run one after the other."""
-        inputs, width = self._batch, self.pool.width
-        lengths: list[int] = []
-        starts: list[int | None] = [None] * inputs.batch_size
-        if inputs.spans is not None:
-            # All tokens of a prompt are accepted, so that only its last state is read. Were others
-            # kept, its bits would depend on the drafts of later steps.
-            width = 1
-            lengths, starts = [len(span) for span in inputs.spans], [s.start for s in inputs.spans]
-        elif inputs.lengths is None and self.slots.order is None:
-            requests = inputs.batch_size
-            lengths = [inputs.num_tokens // max(1, requests)] * requests
-        device = inputs.req_pool_indices.device
-        return prompt_parts(lengths, starts, width, device) if lengths else []
+    @property
+    def prompts(self) -> Sequence[range] | None:
+        """Positions of the rows of each prompt; ``None`` for the nodes of steps."""
+        return self._batch.spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Recurrent layers: known ones run all rows in one call, others node by node and in chunks."""
+"""Recurrent layers: known ones run all rows in one call, others node by node."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plain_text(loaded, prompt, new_tokens=8):
     return ids[0, len(prompt) :].tolist()
 
 
-def calls_of_prompts(loaded, lengths, monkeypatch, **options):
+def prefill_calls(loaded, lengths, monkeypatch, **options):
     """Return the requests and nodes of each call of the first mixer until the first tokens."""
     mixer, calls = mixers(loaded)[0], []
     forward = mixer._forward
@@ -80,11 +80,6 @@ def calls_of_prompts(loaded, lengths, monkeypatch, **options):
         patch.setattr(mixer, "_forward", counted)
         generate_all(loaded, map(prompt_of, lengths), new_tokens=1, **options)
     return calls
-
-
-def prefill_calls(loaded, length, monkeypatch, **options):
-    """Return the nodes of each call of the first mixer until the first token of a prompt."""
-    return [nodes for _, nodes in calls_of_prompts(loaded, [length], monkeypatch, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +144,7 @@ def test_prompts_replay_graphs_of_their_number_of_tokens(kind, skips, monkeypatc
     assert texts[0] == texts[1]
 
 
-def test_prompts_that_run_in_parts_have_no_graphs(qwen3_next):
+def test_prompts_of_unknown_mixers_have_no_graphs(qwen3_next):
     with qwen3_next.engine(algorithm="NONE", max_context_len=64, prefill_sizes=(8,)) as engine:
         assert engine._spec_step.prompts is None
 
@@ -198,17 +193,6 @@ def test_the_states_after_a_prompt_have_the_same_bits_in_any_chunks(kind):
     assert texts[40] == texts[7] == texts[512]
 
 
-def test_calls_do_not_grow_with_the_prompt(qwen3_next, monkeypatch):
-    short, long = (prefill_calls(qwen3_next, length, monkeypatch) for length in (40, 112))
-    assert short == [39, 1]
-    assert long == [111, 1]
-
-
-def test_each_chunk_is_one_call_and_the_last_node(qwen3_next, monkeypatch):
-    calls = prefill_calls(qwen3_next, 96, monkeypatch, chunked_prefill_size=48)
-    assert calls == [47, 1] * 2
-
-
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba"])
 def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
     loaded = models.load(small_model(kind), device="cpu")
@@ -226,49 +210,19 @@ def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chu
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba"])
-def test_prompts_of_a_batch_take_a_call_for_each_length_and_one_of_the_last_nodes(
-    kind, monkeypatch
-):
+def test_the_first_chunk_of_a_prompt_is_one_call(kind, monkeypatch):
     loaded = load_unknown(kind)
-    calls = calls_of_prompts(loaded, [60, 40, 60, 3, 40], monkeypatch)
-    assert calls == [(2, 59), (2, 39), (1, 2), (5, 1)]
-
-
-def test_a_mixer_that_ignores_the_states_before_takes_the_first_nodes_of_a_prompt(monkeypatch):
-    loaded = load_unknown("mamba")  # its scan begins with zeros
-    assert [mixer._support for mixer in mixers(loaded)] == ["first", "first"]
-    calls = prefill_calls(loaded, 40, monkeypatch, chunked_prefill_size=20)
-    assert calls == [19, *[1] * 21]
+    assert prefill_calls(loaded, [60, 3, 1], monkeypatch) == [(1, 60), (1, 3), (1, 1)]
+    later = prefill_calls(loaded, [40], monkeypatch, chunked_prefill_size=20)
+    assert later == [(1, 20), *[(1, 1)] * 20]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("kind", "support"),
-    [
-        ("mamba", "first"), ("zamba", "first"), ("jamba", "first"),
-        ("qwen3_next", "all"), ("falcon_h1", "all"), ("bamba", "all"),
-    ],
-)  # fmt: skip
-def test_a_state_that_changes_results_little_is_not_overlooked(kind, support, dtype):
+@pytest.mark.parametrize("kind", ["zamba", "mamba", "qwen3_next", "falcon_h1", "bamba"])
+def test_unknown_mixers_give_the_text_of_transformers(kind, dtype):
+    """Those of mamba ignore the states before several tokens."""
     loaded = load_unknown(kind, dtype)
-    assert {mixer._support for mixer in mixers(loaded)} == {support}
-
-
-def test_a_mixer_that_computes_no_chunk_runs_node_by_node(monkeypatch):
-    loaded = load_unknown("mamba")
-    (mixer, *_) = mixers(loaded)
-    forward = mixer._forward
-
-    def of_single_nodes(rows, **others):
-        if rows.shape[1] > 1:
-            raise ValueError("one node")
-        return forward(rows, **others)
-
-    monkeypatch.setattr(mixer, "_forward", of_single_nodes)
-    monkeypatch.setattr(mixer, "_support", None)
-    assert generate(loaded, prompt_of(40)) == plain_text(loaded, prompt_of(40))
-    assert mixer._support == "none"
-
-
-def test_each_mixer_is_compared_once(qwen3_next):
-    assert [mixer._support for mixer in mixers(qwen3_next)] == ["all"]
+    prompts = [prompt_of(length) for length in (37, 2, 40)]
+    texts = generate_all(loaded, prompts, chunked_prefill_size=40)
+    if dtype == torch.float32:
+        assert texts == [plain_text(loaded, prompt) for prompt in prompts]

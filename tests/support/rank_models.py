@@ -7,6 +7,7 @@ import itertools
 import math
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def split_every_head():
         for parameter in head.requires_grad_(False).parameters():
             parameter.normal_(0.0, 0.3)
         with tempfile.TemporaryDirectory() as folder:
-            save_draft_head(head, folder)
+            save_draft_head(head, Path(folder))
             loaded = load_head(
                 head.algorithm, folder, head_sources(split.model, split.layout, group)
             )

@@ -162,7 +162,7 @@ def split_with_draft_heads():
         for weight in head.parameters():
             torch.nn.init.normal_(weight, std=0.15)
         if not group.rank:
-            save_draft_head(head, folder)
+            save_draft_head(head, Path(folder))
         dist.barrier()
         options = {"draft": folder, "device": rank_device(), "check": False}
         expected = models.load(small_model("llama"), **options)
