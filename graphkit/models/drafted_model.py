@@ -21,7 +21,7 @@ from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
-from graphkit.models.quantization import QuantizedExperts
+from graphkit.models.quantization.experts import QuantizedExperts
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_files import abbreviate
 from graphkit.ops.linear import has_row_invariant_products

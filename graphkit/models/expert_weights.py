@@ -15,9 +15,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
-from graphkit.models.quantization import QuantizedExperts, QuantizedWeight
-from graphkit.models.quantization.experts import is_weight_of_experts, replace_weight
+from graphkit.models.quantization.experts import (
+    QuantizedExperts,
+    is_weight_of_experts,
+    replace_weight,
+)
 from graphkit.models.quantization.formulas import stored_rows
+from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.stored_tensors import Target
 from graphkit.models.tensor_parallel import Part
 

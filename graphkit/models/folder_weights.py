@@ -23,8 +23,10 @@ from graphkit.models import experts
 from graphkit.models.expert_weights import ExpertWeights, StoredRows, read_experts
 from graphkit.models.layout import output_head
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
-from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, StoredLayout
 from graphkit.models.quantization.formulas import stored_rows
+from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.stored import StoredLayout
+from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.refusals import model_error
 from graphkit.models.stored_tensors import Target, check_stored, targets
 from graphkit.models.tensor_parallel import Part, RankSplit

@@ -34,15 +34,11 @@ from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_keys, check_loaded
 from graphkit.models.model import TransformersModel
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization import (
-    QuantizedExperts,
-    QuantizedLinear,
-    check_quantization,
-    quantize_linears,
-    set_row_invariant,
-    stored_layout,
-)
+from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedLinear, quantize_linears, set_row_invariant
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.models.quantization.stored import stored_layout
+from graphkit.models.quantization.weight import check_quantization
 from graphkit.models.refusals import check_model, check_type, model_error
 from graphkit.models.stored_tensors import check_stored
 from graphkit.models.tensor_parallel import RankSplit

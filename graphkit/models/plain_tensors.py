@@ -13,16 +13,11 @@ from torch import nn
 
 from graphkit.errors import CheckpointError
 from graphkit.models.folder import StoredWeights, read_quantized_config
-from graphkit.models.quantization import (
-    Linear,
-    QuantizedLinear,
-    QuantizedWeight,
-    StoredLayout,
-    stored_layout,
-)
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.quantization.linear import keep_hooks
+from graphkit.models.quantization.linear import Linear, QuantizedLinear, keep_hooks
 from graphkit.models.quantization.settings import quantization_settings
+from graphkit.models.quantization.stored import StoredLayout, stored_layout
+from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.tensor_parallel import Part
 from graphkit.models.weight_files import Form, abbreviate
 from graphkit.ops.quantized_layout import BLOCK

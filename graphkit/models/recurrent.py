@@ -132,7 +132,7 @@ class PooledMixer:
         ended: list[States] = []
         for request, span in enumerate(prompts):
             begin, end = end, end + len(span)
-            own = {name: state[request : request + 1] for name, state in states.items()}
+            own: States = {name: state[request : request + 1] for name, state in states.items()}
             for chunk in rows[None, begin:end].split(len(span) if span.start == 0 else 1, 1):
                 own, out = run(own, chunk)
                 parts.append(out[0])

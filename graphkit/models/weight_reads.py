@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from graphkit.models.quantization import QuantizedLinear
-from graphkit.models.quantization.linear import keep_hooks
+from graphkit.models.quantization.linear import QuantizedLinear, keep_hooks
 from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)

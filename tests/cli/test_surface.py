@@ -15,7 +15,7 @@ from graphkit.audit import AUDITS
 from graphkit.cli import build_parser, options
 from graphkit.cli.exits import exit_code
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
-from graphkit.models.quantization import QUANTIZATIONS
+from graphkit.models.quantization.weight import QUANTIZATIONS
 from graphkit.runners import RUNNERS
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"

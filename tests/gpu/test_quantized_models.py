@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.weight import QUANTIZATIONS
 from graphkit.models.reference import reference_model
 from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.ops.linear import project

@@ -12,7 +12,9 @@ import graphkit as gk
 from graphkit import ConfigError, TritonAttention, models
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.models import drafted_model
-from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear, linear
+from graphkit.models.quantization import linear
+from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.weight import QUANTIZATIONS
 from mtp_folders import save_with_mtp
 from small_models import needs_recurrent, small_model
 

@@ -12,7 +12,8 @@ from torch import nn
 import graphkit as gk
 from graphkit import ConfigError, models
 from graphkit.errors import CheckpointError
-from graphkit.models.quantization import QuantizedLinear, weight
+from graphkit.models.quantization import weight
+from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.ops import quantized_layout, quantized_linear
 from quantized_folders import LAYOUTS, change_settings, linears, write_quantized
 

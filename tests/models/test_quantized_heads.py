@@ -17,7 +17,8 @@ from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.folders import head_algorithm, load_head
 from graphkit.models.heads.load import head_sources
-from graphkit.models.quantization import QuantizedExperts, QuantizedLinear
+from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedLinear
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings
 from small_models import small_model

@@ -8,17 +8,19 @@ from torch import nn
 
 import quantized_cases
 from graphkit.errors import ConfigError
-from graphkit.models.quantization import (
-    QUANTIZATIONS,
+from graphkit.models.quantization.linear import (
     Linear,
     QuantizedLinear,
-    QuantizedWeight,
-    check_quantization,
     merge_quantized,
-    quantize_fp8,
-    quantize_int4,
     quantize_linears,
     restore_linears,
+)
+from graphkit.models.quantization.weight import (
+    QUANTIZATIONS,
+    QuantizedWeight,
+    check_quantization,
+    quantize_fp8,
+    quantize_int4,
 )
 
 CPU = torch.device("cpu")
@@ -141,86 +143,6 @@ def test_an_unknown_format_is_refused(name):
     assert caught.value.field == "quantize"
 
 
-WRONG_WEIGHTS = {
-    "int": lambda: 3,
-    "list": lambda: [[1.0]],
-    "one dimension": lambda: torch.ones(3),
-    "three dimensions": lambda: torch.ones(2, 2, 2),
-    "integers": lambda: torch.ones(2, 2, dtype=torch.int8),
-    "complex": lambda: torch.ones(2, 2, dtype=torch.complex64),
-    "no inputs": lambda: torch.ones(4, 0),
-    "no outputs": lambda: torch.ones(0, 4),
-}
-
-
-@pytest.mark.parametrize("quantize", QUANTIZATIONS.values(), ids=list(QUANTIZATIONS))
-@pytest.mark.parametrize("weight", WRONG_WEIGHTS.values(), ids=list(WRONG_WEIGHTS))
-def test_a_weight_to_quantise_is_a_matrix(quantize, weight):
-    with pytest.raises(ConfigError, match=r"expected a floating|must be a floating") as caught:
-        quantize(weight())
-    assert caught.value.field == "weight"
-
-
-def quantized(outputs=4, inputs=130, quantize=quantize_fp8):
-    return quantize(random(outputs, inputs))
-
-
-def layers(**options):
-    return nn.Sequential(nn.Linear(8, 8, **options))
-
-
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda: quantize_linears(3, "fp8"), "module"),
-        (lambda: quantize_linears(nn.Linear, "fp8"), "module"),
-        (lambda: quantize_linears(layers(), "x"), "quantization"),
-        (lambda: quantize_linears(layers(), None), "quantization"),
-        (lambda: quantize_linears(layers(), ["fp8"]), "quantization"),
-        (lambda: quantize_linears(layers(), "fp8", kept=3), "kept"),
-        (lambda: quantize_linears(layers(), "fp8", kept="0"), "kept"),
-        (lambda: quantize_linears(layers(), "fp8", kept=None), "kept"),
-        (lambda: restore_linears(None, torch.float32), "module"),
-        (lambda: restore_linears(layers(), "a"), "dtype"),
-        (lambda: restore_linears(layers(), None), "dtype"),
-        (lambda: restore_linears(layers(), torch.int8), "dtype"),
-        (lambda: merge_quantized(3), "layers"),
-        (lambda: merge_quantized([3]), "layers"),
-        (lambda: merge_quantized([]), "weights"),
-        (
-            lambda: merge_quantized([
-                QuantizedLinear(quantized()), QuantizedLinear(quantized(), torch.ones(4)),
-            ]),
-            "layers",
-        ),
-        (lambda: QuantizedLinear(3), "weight"),
-        (lambda: QuantizedLinear(random(4, 130)), "weight"),
-        (lambda: setattr(QuantizedLinear(quantized()), "quantized", 3), "weight"),
-        (lambda: QuantizedLinear(quantized(), 3), "bias"),
-        (lambda: QuantizedLinear(quantized(), torch.ones(3)), "bias"),
-        (lambda: QuantizedWeight(1, 2, 3, 4), "numbers"),
-        (lambda: QuantizedWeight(torch.ones(1, 1), torch.ones(1, 1), None, "1"), "in_features"),
-        (lambda: QuantizedWeight.join(3), "weights"),
-        (lambda: QuantizedWeight.join([]), "weights"),
-        (lambda: QuantizedWeight.join([3]), "weights"),
-        (
-            lambda: QuantizedWeight.join([quantized(), quantized(quantize=quantize_int4)]),
-            "weights",
-        ),
-        (lambda: QuantizedWeight.join([quantized(), quantized(inputs=100)]), "weights"),
-        (lambda: quantized().part("a", 3), "begin"),
-        (lambda: quantized().part(3, 1), "begin"),
-        (lambda: quantized().part(0, 5), "begin"),
-        (lambda: quantized().dequantized("a"), "dtype"),
-        (lambda: quantized().dequantized(torch.int8), "dtype"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_refused(call, field):
-    with pytest.raises(ConfigError) as caught:
-        call()
-    assert caught.value.field == field
-
-
 @pytest.mark.parametrize("quantize", [quantize_fp8, quantize_int4])
 def test_parts_of_inputs_hold_the_numbers_of_the_weight(quantize):
     weight = quantize(torch.randn(8, 640, generator=torch.Generator().manual_seed(0)))
@@ -228,11 +150,3 @@ def test_parts_of_inputs_hold_the_numbers_of_the_weight(quantize):
         part = weight.input_part(begin, end)
         expected = weight.dequantized(torch.float32)[:, begin:end]
         torch.testing.assert_close(part.dequantized(torch.float32), expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("begin", "end"), [(-1, 128), (128, 641), (0, "x"), (64, 256)])
-def test_parts_of_inputs_that_cannot_be_cut_are_refused(begin, end):
-    weight = quantize_int4(torch.ones(8, 640))
-    with pytest.raises(ConfigError, match="inputs") as caught:
-        weight.input_part(begin, end)
-    assert caught.value.field == "begin"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.quantization import stored_layout
+from graphkit.errors import CheckpointError
 from graphkit.models.quantization.formulas import stored_rows
+from graphkit.models.quantization.stored import stored_layout
 
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 
@@ -19,13 +19,6 @@ def test_what_is_no_object_is_named(groups):
     config = {"quantization_config": {**COMPRESSED, "config_groups": groups}}
     with pytest.raises(CheckpointError, match=r"config_groups of .* expected objects by name"):
         stored_layout(config)
-
-
-@pytest.mark.parametrize("config", [3, None, []])
-def test_a_config_is_a_mapping(config):
-    with pytest.raises(ConfigError, match=r"stored_layout\.config must be a mapping") as caught:
-        stored_layout(config)
-    assert caught.value.field == "config"
 
 
 LAYOUTS = {

@@ -30,7 +30,7 @@ from torch.nn.functional import linear
 
 from graphkit.cli.benchmarks import copy_bandwidth, device_ms
 from graphkit.graphs import environment, resolve_device
-from graphkit.models.quantization import QuantizedWeight, quantize_fp8, quantize_int4
+from graphkit.models.quantization.weight import QuantizedWeight, quantize_fp8, quantize_int4
 from graphkit.ops.quantized_layout import blocks
 from graphkit.ops.registration import OPS, RegisteredOp
 from graphkit.records import BenchReport, Measure

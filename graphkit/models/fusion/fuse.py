@@ -27,7 +27,7 @@ from graphkit.models.fusion.observation import (
 )
 from graphkit.models.fusion.routers import find_routers, find_shared_experts
 from graphkit.models.layout import ModelLayout
-from graphkit.models.quantization import Linear, QuantizedLinear
+from graphkit.models.quantization.linear import Linear, QuantizedLinear
 from graphkit.ops.linear import project
 
 Project = Callable[..., torch.Tensor]

@@ -20,7 +20,7 @@ from graphkit.engine.attention import ProjectedHeads
 from graphkit.models.fusion.linears import MergedLinears
 from graphkit.models.fusion.norms import Norm
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, run_at
-from graphkit.models.quantization import QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.running import AttendProjected, AttentionCall, running_forward
 
 

@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
-from graphkit.models.quantization import QuantizedLinear, QuantizedWeight, merge_quantized
-from graphkit.models.quantization.linear import project_quantized
-from graphkit.models.quantization.weight import join_rows
+from graphkit.models.quantization.linear import QuantizedLinear, merge_quantized, project_quantized
+from graphkit.models.quantization.weight import QuantizedWeight, join_rows
 from graphkit.models.running import running_products
 from graphkit.models.tensor_parallel import gathers_columns
 from graphkit.ops.linear import project

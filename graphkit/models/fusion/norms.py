@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from graphkit.models.fusion.observation import ModuleCall, Run, agree, random_rows, run_at
-from graphkit.models.quantization import Linear, QuantizedLinear
+from graphkit.models.quantization.linear import Linear, QuantizedLinear
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
 from graphkit.models.running import running_products
 

@@ -31,7 +31,7 @@ from graphkit.models.heads.dflash_parts import (
 from graphkit.models.heads.layers import DraftHead
 from graphkit.models.heads.sources import HeadSources
 from graphkit.models.pools import LayerGroupAttention
-from graphkit.models.quantization import Linear
+from graphkit.models.quantization.linear import Linear
 from graphkit.models.running import SelectedKeys
 from graphkit.ops.heads import ProjectedHeads
 from graphkit.runners import DraftContextOutput, ForwardOutput

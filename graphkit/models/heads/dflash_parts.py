@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from graphkit.errors import ConfigError
 from graphkit.models.heads.layers import OwnLayer
-from graphkit.models.quantization import Linear
+from graphkit.models.quantization.linear import Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

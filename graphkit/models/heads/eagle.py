@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from graphkit.errors import ConfigError
 from graphkit.models.heads.layers import DraftHead, OwnLayer
 from graphkit.models.heads.sources import HeadSources
-from graphkit.models.quantization import Linear
+from graphkit.models.quantization.linear import Linear
 
 
 class EagleHead(DraftHead):

@@ -24,7 +24,7 @@ from graphkit.models.heads.draft_model import DraftModel, is_packed, last_rows
 from graphkit.models.heads.sources import HeadSources, check_fit, join_inputs
 from graphkit.models.layout import AttentionLayer, ModelLayout
 from graphkit.models.pools import LayerGroupAttention
-from graphkit.models.quantization import Linear
+from graphkit.models.quantization.linear import Linear
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 

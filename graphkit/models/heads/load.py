@@ -22,7 +22,7 @@ from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.model import TransformersModel
-from graphkit.models.quantization import quantize_linears, set_row_invariant
+from graphkit.models.quantization.linear import quantize_linears, set_row_invariant
 from graphkit.models.refusals import check_type
 
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {

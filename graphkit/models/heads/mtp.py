@@ -28,7 +28,7 @@ from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, outp
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization import quantize_linears, restore_linears, set_row_invariant
+from graphkit.models.quantization.linear import quantize_linears, restore_linears, set_row_invariant
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
 from graphkit.models.weight_files import check_tensors

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
 
-from graphkit.config import require_type
-from graphkit.errors import ConfigError
 from graphkit.models.quantization.experts import quantize_experts, restore_experts
 from graphkit.models.quantization.weight import (
     QUANTIZATIONS,
     QuantizedWeight,
-    check_quantization,
     join_rows,
 )
-from graphkit.ops.argument_rules import check_dtype
 from graphkit.ops.linear import project
 from graphkit.ops.quantized_linear import quantized_linear
 
@@ -55,9 +51,6 @@ class QuantizedLinear(nn.Module):
         scale: ``QuantizedWeight.scale``.
         zero_point: ``QuantizedWeight.zero_point``.
         row_invariant: As of ``quantized_linear``.
-
-    Raises:
-        ConfigError: The weight is no ``QuantizedWeight``, or the bias is no tensor [N].
     """
 
     weight: nn.Parameter
@@ -70,14 +63,6 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.quantized = weight
         self.in_features, self.out_features = weight.in_features, weight.out_features
-        if bias is not None:
-            expected = f"a tensor [{self.out_features}] or None"
-            require_type("QuantizedLinear", "bias", bias, torch.Tensor, expected)
-            if bias.shape != (self.out_features,):
-                raise ConfigError(
-                    f"QuantizedLinear.bias has the shape {list(bias.shape)}, expected {expected}.",
-                    field="bias",
-                )
         self.bias = _constant(bias)
 
     @property
@@ -92,11 +77,8 @@ class QuantizedLinear(nn.Module):
 
     @quantized.setter
     def quantized(self, weight: QuantizedWeight) -> None:
-        require_type("QuantizedLinear", "weight", weight, QuantizedWeight, "a QuantizedWeight")
-        self.weight, self.scale = (
-            nn.Parameter(weight.numbers, False),
-            nn.Parameter(weight.scale, False),
-        )
+        self.weight = nn.Parameter(weight.numbers, requires_grad=False)
+        self.scale = nn.Parameter(weight.scale, requires_grad=False)
         self.zero_point = _constant(weight.zero_point)
 
     def forward(
@@ -145,22 +127,7 @@ def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
 
     Args:
         layers: Layers of one kind of weight, all or none with a bias.
-
-    Raises:
-        ConfigError: There is no layer, one is no ``QuantizedLinear``, they have several kinds of
-            weights, or only some have a bias.
     """
-    expected = "a sequence of QuantizedLinear"
-    require_type("merge_quantized", "layers", layers, Iterable, expected)
-    layers = tuple(layers)
-    for layer in layers:
-        require_type("merge_quantized", "layers", layer, QuantizedLinear, expected)
-    if len({layer.bias is None for layer in layers}) > 1:
-        raise ConfigError(
-            "merge_quantized got layers with and without a bias, expected all or none. Pass a bias "
-            "of zeros for those without.",
-            field="layers",
-        )
     sizes = [layer.out_features for layer in layers]
     weight = QuantizedWeight.join([layer.quantized for layer in layers])
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
@@ -202,16 +169,8 @@ def quantize_linears(
 
     Returns:
         The number of quantised layers, the weights of all experts of a module among them.
-
-    Raises:
-        ConfigError: An argument has a wrong type, or there is no such format.
     """
-    caller, expected = "quantize_linears", "a collection of modules"
-    require_type(caller, "module", module, nn.Module, "a torch.nn.Module")
-    require_type(caller, "kept", kept, Collection, expected)
-    for layer in kept:
-        require_type(caller, "kept", layer, nn.Module, expected)
-    quantize = QUANTIZATIONS[check_quantization(quantization, "quantization")]
+    quantize = QUANTIZATIONS[quantization]
     done = dict[nn.Module, QuantizedLinear]()
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
@@ -230,13 +189,7 @@ def quantize_linears(
 
 
 def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
-    """Set ``row_invariant`` of the quantised layers in a module.
-
-    Raises:
-        ConfigError: An argument has a wrong type.
-    """
-    require_type("set_row_invariant", "module", module, nn.Module, "a torch.nn.Module")
-    require_type("set_row_invariant", "row_invariant", row_invariant, bool, "True or False")
+    """Set ``row_invariant`` of the quantised layers in a module."""
     for layer in module.modules():
         if isinstance(layer, QuantizedLinear):
             layer.row_invariant = row_invariant
@@ -246,12 +199,7 @@ def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
 
     Quantised experts become empty parameters.
-
-    Raises:
-        ConfigError: An argument has a wrong type, or the dtype is not floating-point.
     """
-    require_type("restore_linears", "module", module, nn.Module, "a torch.nn.Module")
-    check_dtype("restore_linears", dtype)
     for owner in list(module.modules()):
         for name, layer in list(owner.named_children()):
             if isinstance(layer, QuantizedLinear):

@@ -1,14 +1,16 @@
-"""Settings of quantised folders: where they are stored, and which keys are known.
+"""Settings of quantised folders: where they are stored, and which keys and values are known.
 
-A key is read by ``stored_layout``, or known to change no weight, or refused by its name.
+A key is read, or known to change no weight, or refused by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, short_repr
+from graphkit.ops.quantized_layout import BLOCK
 
 Settings = Mapping[str, Any]
 
@@ -32,27 +34,105 @@ _CALIBRATION = frozenset({
     "wait_for_submodule_finalizers", "mock_quantization", "supported_types",
 })  # fmt: skip
 """Keys of AutoGPTQ, GPTQModel and AutoRound about how the weights were found."""
-_KEYS: Mapping[str, frozenset[str]] = {
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Values of a setting that graphkit reads.
+
+    Attributes:
+        names: Names of the setting; the first that is there counts.
+        default: Its value if none is.
+        allowed: The values.
+    """
+
+    names: tuple[str, ...]
+    default: object
+    allowed: tuple[object, ...]
+
+    def check(self, method: str, settings: Settings) -> None:
+        """Refuse another value.
+
+        Raises:
+            CheckpointError: It is another one.
+        """
+        present = (settings[name] for name in self.names if name in settings)
+        value = next(present, self.default)
+        if value not in self.allowed:
+            raise CheckpointError(
+                f"{self.names[0]} of {method} is {short_repr(value)}, and graphkit reads "
+                f"{' or '.join(map(repr, self.allowed))}."
+            )
+
+
+_GROUPS, _BLOCKS = (BLOCK, -1), [BLOCK, BLOCK]
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "awq": (
+        Rule(("bits", "w_bit"), 4, (4,)),
+        Rule(("version", "format"), "gemm", ("gemm", "GEMM")),
+        Rule(("zero_point",), True, (True,)),
+        Rule(("desc_act",), False, (False,)),
+        Rule(("group_size", "q_group_size"), BLOCK, _GROUPS),
+    ),
+    "gptq": (
+        Rule(("bits",), None, (4,)),
+        Rule(("desc_act",), False, (False,)),
+        Rule(("checkpoint_format",), "gptq", ("gptq", None)),
+        Rule(("format",), "gptq", ("gptq", None)),
+        Rule(("group_size",), BLOCK, _GROUPS),
+        Rule(("data_type",), "int", ("int", None)),
+        Rule(("pack_dtype",), "int32", ("int32", None)),
+        Rule(("is_marlin_format",), False, (False,)),
+    ),
+    "compressed-tensors": (),  # see ``PACKED`` and ``FLOAT``
+    "fbgemm_fp8": (),
+    "fp8": (
+        Rule(("weight_block_size",), _BLOCKS, (_BLOCKS, None)),
+        Rule(("fmt",), "e4m3", ("e4m3", "float8_e4m3fn")),
+        Rule(("scale_fmt",), "float", ("float", "ue8m0", None)),
+        Rule(("expert_dtype",), "fp8", ("fp8", None)),
+    ),
+    "modelopt": (
+        Rule(("quant_algo",), None, ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", None)),
+    ),
+}
+"""What graphkit reads of each method."""
+_STATIC = Rule(("dynamic",), False, (False, None))
+PACKED = (
+    _STATIC,
+    Rule(("num_bits",), None, (4,)),
+    Rule(("type",), "int", ("int",)),
+    Rule(("strategy",), None, ("group", "channel")),
+    Rule(("group_size",), None, (*_GROUPS, None, 0)),
+    Rule(("actorder",), None, (None, "static", "weight")),
+)
+"""What graphkit reads of the weights of a group of compressed-tensors, ``pack-quantized``."""
+FLOAT = (
+    _STATIC,
+    Rule(("num_bits",), None, (8,)),
+    Rule(("type",), None, ("float",)),
+    Rule(("strategy",), None, ("tensor", "channel", "block")),
+)
+"""The same of ``float-quantized`` and ``naive-quantized``."""
+FLOAT_BLOCKS = Rule(("block_structure",), None, (_BLOCKS,))
+_OTHERS: Mapping[str, frozenset[str]] = {
     "awq": _CALIBRATION | {
-        "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
         "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "checkpoint_format",
-        "sym", "desc_act", "pack_dtype",
+        "sym", "pack_dtype",
     },
     "gptq": _CALIBRATION | {
-        "bits", "group_size", "desc_act", "checkpoint_format", "format", "sym", "dynamic",
-        "pack_dtype", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config",
-        "max_input_length", "is_marlin_format", "data_type",
+        "sym", "dynamic", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config",
+        "max_input_length",
     },
     "compressed-tensors": frozenset({
         "format", "config_groups", "global_compression_ratio", "version", "run_compressed",
         "dequantize", "use_optimized_inference", "sparsity_config", "transform_config",
     }),
     "fbgemm_fp8": frozenset({"activation_scale_ub"}),
-    "fp8": frozenset({
-        "weight_block_size", "fmt", "activation_scheme", "scale_fmt", "dequantize", "expert_dtype",
-    }),
-    "modelopt": frozenset({"quant_algo", "config_groups", "group_size", "version"}),
+    "fp8": frozenset({"activation_scheme", "dequantize"}),
+    "modelopt": frozenset({"config_groups", "group_size", "version"}),
 }  # fmt: skip
+"""Further keys that are known: they change no weight, or ``stored_layout`` reads them."""
 _GROUP_KEYS = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _WEIGHT_KEYS = frozenset({
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic",
@@ -97,9 +177,10 @@ def check_quantization_keys(settings: Settings) -> None:
         CheckpointError: A key with a value is not known; it is named.
     """
     method = str(settings.get("quant_method", ""))
-    if method not in _KEYS:
+    if method not in RULES:
         return
-    _check("quantization_config", method, settings, _KEYS[method] | _EVERYWHERE)
+    read = {name for rule in RULES[method] for name in rule.names}
+    _check("quantization_config", method, settings, _OTHERS[method] | _EVERYWHERE | read)
     groups = settings.get("config_groups")
     if method != "compressed-tensors" or not isinstance(groups, Mapping):
         return

@@ -14,9 +14,16 @@ from typing import Any
 
 import torch
 
-from graphkit.config import require_type
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
+from graphkit.models.quantization.settings import (
+    FLOAT,
+    FLOAT_BLOCKS,
+    PACKED,
+    RULES,
+    Rule,
+    check_quantization_keys,
+    quantization_settings,
+)
 from graphkit.models.quantization.unpack import (
     FP8_SCALES,
     Tensors,
@@ -136,6 +143,17 @@ class StoredLayout:
             ) from error
 
 
+_FP8_SUFFIXES = ("weight", *FP8_SCALES)
+_PACKED_SUFFIXES = (
+    "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+)  # fmt: skip
+_INT4: Mapping[str, StoredLayout] = {
+    "awq": StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), unpack_awq),
+    "gptq": StoredLayout("gptq", "qweight", ("qweight", "qzeros", "scales", "g_idx"), unpack_gptq),
+}
+"""Layouts of weights that are no matrix of FP8; the others have that of FP8."""
+
+
 def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
     """Return the layout of quantised layers; ``None`` for methods that graphkit does not read.
 
@@ -144,78 +162,51 @@ def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
 
     Raises:
         CheckpointError: The method is one of those above, with settings that are not supported.
-        ConfigError: ``config`` is no mapping.
     """
-    require_type("stored_layout", "config", config, Mapping, "a mapping")
-    settings = quantization_settings(config)
-    reader = None if settings is None else _METHODS.get(str(settings.get("quant_method", "")))
-    if settings is None or reader is None:
+    settings = quantization_settings(config) or {}
+    method = str(settings.get("quant_method", ""))
+    if method not in RULES:
         return None
     check_quantization_keys(settings)
-    return reader(settings)
+    for rule in RULES[method]:
+        rule.check(method, settings)
+    if method == "gptq":
+        others = [name for name in settings.get("dynamic") or {} if not str(name).startswith("-:")]
+        # A name after -: leaves a layer as it is.
+        Rule(("dynamic",), others, ([],)).check(method, {})
+    if method == "compressed-tensors" and _is_packed(settings):
+        return StoredLayout(method, "weight_packed", _PACKED_SUFFIXES, unpack_compressed)
+    return _INT4.get(method, StoredLayout(method, "weight", _FP8_SUFFIXES, unpack_fp8))
 
 
-def _awq(settings: Mapping[str, Any]) -> StoredLayout:
-    version = str(settings.get("version", settings.get("format", "gemm"))).lower()
-    _require("awq", "bits", settings.get("bits", settings.get("w_bit", 4)), 4)
-    _require("awq", "version", version, "gemm")
-    _require("awq", "zero_point", settings.get("zero_point", True), True)
-    _require("awq", "desc_act", settings.get("desc_act", False), False)
-    size = settings.get("group_size", settings.get("q_group_size", BLOCK))
-    _require("awq", "group_size", size, BLOCK, -1)
-    return StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), unpack_awq)
-
-
-def _gptq(settings: Mapping[str, Any]) -> StoredLayout:
-    _require("gptq", "bits", settings.get("bits"), 4)
-    _require("gptq", "desc_act", settings.get("desc_act", False), False)
-    for name in ("checkpoint_format", "format"):
-        _require("gptq", name, settings.get(name, "gptq"), "gptq", None)
-    _require("gptq", "group_size", settings.get("group_size", BLOCK), BLOCK, -1)
-    _require("gptq", "data_type", settings.get("data_type", "int"), "int", None)
-    _require("gptq", "pack_dtype", settings.get("pack_dtype", "int32"), "int32", None)
-    _require("gptq", "is_marlin_format", settings.get("is_marlin_format", False), False)
-    others = [name for name in settings.get("dynamic") or {} if not str(name).startswith("-:")]
-    _require("gptq", "dynamic", others, [])  # a name after -: leaves a layer as it is
-    suffixes = ("qweight", "qzeros", "scales", "g_idx")
-    return StoredLayout("gptq", "qweight", suffixes, unpack_gptq)
-
-
-def _compressed(settings: Mapping[str, Any]) -> StoredLayout:
-    name = "compressed-tensors"
-    groups = settings.get("config_groups") or {}
+def _is_packed(settings: Mapping[str, Any]) -> bool:
+    """Check the settings of compressed-tensors; return whether words hold several numbers."""
+    name, groups = "compressed-tensors", settings.get("config_groups") or {}
     schemes = _schemes(groups)
     rotations, sparsity = settings.get("transform_config"), settings.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping):
         sparsity = {"format": sparsity}
     if isinstance(rotations, Mapping) and set(rotations) == {"config_groups"}:
         rotations = rotations["config_groups"]
-    _require(name, "transform_config (rotations)", rotations or None, None)
-    _require(name, "format of sparsity_config", sparsity.get("format", "dense"), "dense")
     formats = {group.get("format") or settings.get("format") for group in groups.values()}
     layout = formats.pop() if len(formats) == 1 else settings.get("format")
     known = ("pack-quantized", "float-quantized", "naive-quantized")
-    _require(name, "format", layout, *known, *(() if groups else ("dense", None)))
-    for scheme in schemes or ([{}] if layout == "pack-quantized" else []):
-        _require(name, "dynamic", scheme.get("dynamic", False), False, None)
-        if layout == "pack-quantized":
-            _require(name, "num_bits", scheme.get("num_bits"), 4)
-            _require(name, "type", scheme.get("type", "int"), "int")
-            _require(name, "strategy", scheme.get("strategy"), "group", "channel")
-            _require(name, "group_size", scheme.get("group_size") or -1, BLOCK, -1)
-            _require(name, "actorder", scheme.get("actorder"), None, "static", "weight")
-        else:
-            _require(name, "num_bits", scheme.get("num_bits"), 8)
-            _require(name, "type", scheme.get("type"), "float")
-            _require(name, "strategy", scheme.get("strategy"), "tensor", "channel", "block")
-            if scheme["strategy"] == "block":
-                _require(name, "block_structure", scheme.get("block_structure"), [BLOCK, BLOCK])
-    if layout == "pack-quantized":
-        suffixes = (
-            "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
-        )  # fmt: skip
-        return StoredLayout(name, "weight_packed", suffixes, unpack_compressed)
-    return _fp8_layout(name)
+    known += () if groups else ("dense", None)  # type: ignore[assignment]
+    facts = {
+        "transform_config (rotations)": (rotations or None, (None,)),
+        "format of sparsity_config": (sparsity.get("format", "dense"), ("dense",)),
+        "format": (layout, known),
+    }
+    for fact, (value, allowed) in facts.items():
+        Rule((fact,), value, allowed).check(name, {})
+    is_packed = layout == "pack-quantized"
+    for scheme in schemes or ([{}] if is_packed else []):
+        rules = PACKED if is_packed else FLOAT
+        if not is_packed and scheme.get("strategy") == "block":
+            rules = (*rules, FLOAT_BLOCKS)
+        for rule in rules:
+            rule.check(name, scheme)
+    return is_packed
 
 
 def _schemes(groups: Any) -> list[Mapping[str, Any]]:
@@ -228,44 +219,3 @@ def _schemes(groups: Any) -> list[Mapping[str, Any]]:
             "name, each "
             "with an object of weights. Correct config.json."
         ) from error
-
-
-def _fbgemm(_settings: Mapping[str, Any]) -> StoredLayout:
-    return _fp8_layout("fbgemm_fp8")
-
-
-def _fine_fp8(settings: Mapping[str, Any]) -> StoredLayout:
-    size = settings.get("weight_block_size", [BLOCK, BLOCK])
-    _require("fp8", "weight_block_size", size, [BLOCK, BLOCK], None)
-    _require("fp8", "fmt", settings.get("fmt", "e4m3"), "e4m3", "float8_e4m3fn")
-    _require("fp8", "scale_fmt", settings.get("scale_fmt", "float"), "float", "ue8m0", None)
-    _require("fp8", "expert_dtype", settings.get("expert_dtype", "fp8"), "fp8", None)
-    return _fp8_layout("fp8")
-
-
-def _modelopt(settings: Mapping[str, Any]) -> StoredLayout:
-    algorithms = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", None)
-    _require("modelopt", "quant_algo", settings.get("quant_algo"), *algorithms)
-    return _fp8_layout("modelopt")
-
-
-_METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredLayout]] = {
-    "awq": _awq,
-    "gptq": _gptq,
-    "compressed-tensors": _compressed,
-    "fbgemm_fp8": _fbgemm,
-    "fp8": _fine_fp8,
-    "modelopt": _modelopt,
-}
-
-
-def _require(method: str, name: str, value: object, *allowed: object) -> None:
-    if value not in allowed:
-        raise CheckpointError(
-            f"{name} of {method} is {short_repr(value)}, and graphkit reads "
-            f"{' or '.join(map(repr, allowed))}."
-        )
-
-
-def _fp8_layout(method: str) -> StoredLayout:
-    return StoredLayout(method, "weight", ("weight", *FP8_SCALES), unpack_fp8)

@@ -9,7 +9,8 @@ from torch import nn
 import graphkit as gk
 from graphkit.errors import ConfigError
 from graphkit.models import reference_model
-from graphkit.models.quantization import QUANTIZATIONS, QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.weight import QUANTIZATIONS
 from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 from graphkit.ops.linear import project
 

@@ -12,7 +12,7 @@ from graphkit.errors import ConfigError
 from graphkit.models import random_model, shapes
 from graphkit.models.experts import experts_of
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.quantization import QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.shapes import SHAPES, shape_config
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import quantized_cases as cases
 from graphkit import InputError
-from graphkit.models.quantization import Linear
+from graphkit.models.quantization.linear import Linear
 from graphkit.ops import linear as module
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels import (
