@@ -11,8 +11,7 @@ from graphkit.cli.exits import DONE, FAILED
 from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_message, print_result
 from graphkit.records import load_record, require_graphs
-from graphkit.views.diff import diff_records
-from graphkit.views.diff.figures import COSTS, TIMES, regressions, with_changes_above
+from graphkit.views.diff import COSTS, TIMES, diff_records, regressions, with_changes_above
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -24,12 +24,12 @@ from graphkit.records import (
 )
 from graphkit.views.html import html_text
 from graphkit.views.pages import GraphGroup, memory_page
+from graphkit.views.pages.comparison import diff_page
 from graphkit.views.pages.graph import picture_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.text.audit import audit_view
 from graphkit.views.text.bench import bench_view
 from graphkit.views.text.capture import capture_view
-from graphkit.views.text.diff import diff_view
 from graphkit.views.text.generate import generate_view
 from graphkit.views.text.inspect import inspect_view
 from graphkit.views.text.page import page_view
@@ -38,6 +38,13 @@ from graphkit.views.trace import trace_text
 _FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
 _SVG_WIDTH = 100
 _NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def diff_view(record: DiffRecord) -> RenderableType:
+    """Return what differs between two records: environments, figures, and nodes by graph."""
+    return page_view(diff_page(record), is_expanded=False)
+
+
 _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
     AuditReport: audit_view,
     BenchReport: bench_view,

@@ -205,7 +205,7 @@ def test_a_comparison_lists_sentences_figures_and_nodes(graph):
         "module": "model.layers.0.self_attn.o_proj",
     }  # fmt: skip
     assert page.cells("p50_us") == {
-        "change": "profiled p50 us", "before": "116.90", "after": "129.90", "module": "",
+        "change": "profiled p50 us", "before": "116.90", "after": "129.90 (+11.1%)", "module": "",
     }  # fmt: skip
     assert page.cells("graph_bytes")["after"] == "2.0 MiB"
     assert page.cells("changed 5 grid") == {

@@ -1,6 +1,23 @@
 """Compare two graphs, or records with graphs, node by node. Needs no torch."""
 
 from graphkit.views.diff.graphs import diff_graphs
-from graphkit.views.diff.records import diff_records
+from graphkit.views.diff.records import (
+    COSTS,
+    TIMES,
+    diff_records,
+    regressions,
+    relative_change,
+    with_changes_above,
+)
+from graphkit.views.diff.sentences import NOTHING_CHANGED
 
-__all__ = ["diff_graphs", "diff_records"]
+__all__ = [
+    "COSTS",
+    "NOTHING_CHANGED",
+    "TIMES",
+    "diff_graphs",
+    "diff_records",
+    "regressions",
+    "relative_change",
+    "with_changes_above",
+]

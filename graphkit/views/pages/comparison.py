@@ -1,11 +1,13 @@
-"""Page of what changed between two graphs, such as two sizes of a mode."""
+"""Pages of what changed: between two graphs, such as two sizes of a mode, and between records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from graphkit.records import (
+    DiffRecord,
     FieldChange,
     GraphDiff,
     GraphRecord,
@@ -13,9 +15,10 @@ from graphkit.records import (
     Node,
     NodeChange,
     figure_heading,
+    listed,
 )
-from graphkit.views.diff import diff_graphs
-from graphkit.views.formatting import size, us
+from graphkit.views.diff import NOTHING_CHANGED, diff_graphs, relative_change
+from graphkit.views.formatting import number, size
 from graphkit.views.pages.node import page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Link, Page, Row, Siblings, section
 
@@ -25,6 +28,10 @@ _COLUMNS = (
     Column(name="after", most=24),
     Column(name="module", rank=1, most=36),
 )
+_NODE_SECTIONS = ("changed", "added", "removed")
+_MOST_NODES = 12
+"""Most nodes of such a section that the text of a difference lists."""
+_Graphs = tuple[GraphRecord, GraphRecord]
 
 
 def comparison_link(group: GraphGroup, index: int) -> Link:
@@ -44,11 +51,20 @@ def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
     """
     others = [graph for at, graph in enumerate(group.graphs) if at != index]
     (title_before, before), (title, after) = others[other], group.graphs[index]
+    diff = diff_graphs(before, after)
+    sections = {
+        "summary": map(_sentence, diff.words),
+        "figures": map(_metric, diff.figures),
+        "arguments": map(_sentence, diff.details),
+    }
     return Page(
         title=f"from {title_before} to {title}",
         facts=(("nodes", f"{len(before.nodes):,} before, {len(after.nodes):,} after"),),
         columns=_COLUMNS,
-        rows=tuple(_sections(diff_graphs(before, after), before, after)),
+        rows=(
+            *(_section(name, rows) for name, rows in sections.items()),
+            *_node_sections(diff, (before, after)),
+        ),
         opened=frozenset({"summary", "figures"}),
         links={**group.links(index), "compare": "tab compares with another graph"},
         siblings=Siblings(
@@ -57,18 +73,120 @@ def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
     )
 
 
-def _sections(diff: GraphDiff, before: GraphRecord, after: GraphRecord) -> Iterator[Row]:
-    sections = {
-        "summary": ("", [_sentence(sentence) for sentence in diff.words]),
-        "figures": ("", [_metric(change) for change in diff.figures]),
-        "arguments": ("", [_sentence(sentence) for sentence in diff.details]),
-        "changed": ("", [_change(change, after) for change in diff.changed]),
-        "added": ("good", [_node(node, after, is_new=True) for node in diff.added]),
-        "removed": ("bad", [_node(node, before, is_new=False) for node in diff.removed]),
-    }
-    for name, (tone, rows) in sections.items():
-        values = (f"{name}: {len(rows):,}", None, None, None)
-        yield section(name, values, rows, tone=tone if rows else "faint")
+def diff_page(record: DiffRecord) -> Page:
+    """Return what changed between two records, for text: by graph, sentences of several first.
+
+    Changes of arguments are last: most of them follow from another size or address.
+    """
+    changed = [graph for graph in record.graphs if not graph.is_same]
+    same = [_name(graph) for graph in record.graphs if graph.is_same]
+    words = {_name(graph): graph.words for graph in changed}
+    details = {f"arguments of {_name(graph)}": graph.details for graph in changed}
+    figures: dict[str, list[MetricChange]] = {}
+    for captured in record.sizes:
+        figures[f"{captured.mode} {captured.batch_size}"] = [*captured.figures]
+    for graph in record.graphs:
+        known = figures.setdefault(_name(graph), [])
+        named = {change.name for change in known}  # a size and its graph have the same pool
+        known += [change for change in graph.figures if change.name not in named]
+    by_name = {_name(graph): graph for graph in changed}
+    shared, own = _shared(words), _own(words)
+    rows = [*_sentences(shared)]
+    for name, changes in figures.items():
+        graph_rows = [*map(_metric, changes), *map(_sentence, own.get(name, ()))]
+        title = name
+        if name in by_name:
+            diff = by_name[name]
+            nodes = (row for row in _node_sections(diff) if row.make_children)
+            graph_rows += [replace(row, key=f"{name} {row.key}") for row in nodes]
+            title = f"{name}: {diff.num_nodes_before:,} -> {diff.num_nodes_after:,} nodes"
+        if graph_rows:
+            rows.append(section(name, (title, None, None, None), graph_rows))
+    rows += [*_sentences(_shared(details)), *_sentences(_own(details))]
+    opened = frozenset(key for row in rows for key in _short(row))
+    notes = [f"{NOTHING_CHANGED} inside of {listed(same)}"] if same else []
+    if any(diff.key not in opened for row in rows for diff in row.children if diff.make_children):
+        notes.append(f"More than {_MOST_NODES} nodes are counted; --json lists them.")
+    return Page(
+        title="what changed",
+        facts=tuple(_facts(record)),
+        columns=_COLUMNS,
+        rows=tuple(rows),
+        notes=tuple(notes),
+        opened=opened,
+        empty="no figure and no graph that both records have",
+    )
+
+
+def _short(row: Row) -> Iterator[str]:
+    """Yield the key of a row and those inside of it, unless they are too many nodes to read."""
+    if not row.key.endswith(_NODE_SECTIONS) or len(row.children) <= _MOST_NODES:
+        yield row.key
+        for child in row.children:
+            yield from _short(child)
+
+
+def _facts(record: DiffRecord) -> Iterator[tuple[str, str]]:
+    yield "before", record.before
+    yield "after", record.after
+    for change in record.environment:
+        yield change.field, f"{change.before or 'none'} -> {change.after or 'none'}"
+    if record.only_before:
+        yield "only before", listed(record.only_before)
+    if record.only_after:
+        yield "only after", listed(record.only_after)
+
+
+def _name(graph: GraphDiff) -> str:
+    return graph.after if graph.before == graph.after else f"{graph.before} -> {graph.after}"
+
+
+def _where(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the names by which each sentence is said."""
+    names: dict[str, list[str]] = {}
+    for name, said in sentences.items():
+        for sentence in said:
+            names.setdefault(sentence, []).append(name)
+    return names
+
+
+def _shared(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the sentences that several names share, by these names."""
+    groups: dict[str, list[str]] = {}
+    for sentence, names in _where(sentences).items():
+        if len(names) > 1:
+            what = "arguments of " if names[0].startswith("arguments of ") else ""
+            is_all = len(names) == len(sentences)
+            names = [name.removeprefix(what) for name in names]
+            where = f"all {len(names)} graphs" if is_all else listed(names)
+            groups.setdefault(f"{what}{where}", []).append(sentence)
+    return groups
+
+
+def _own(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the sentences of each name that no other one has."""
+    names = _where(sentences)
+    return {name: [s for s in said if len(names[s]) == 1] for name, said in sentences.items()}
+
+
+def _sentences(groups: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    for name, sentences in groups.items():
+        if sentences:
+            yield section(f"in {name}", (name, None, None, None), map(_sentence, sentences))
+
+
+def _node_sections(diff: GraphDiff, graphs: _Graphs | None = None) -> Iterator[Row]:
+    """Yield the changed, added and removed nodes; with graphs, they lead to the pages of nodes."""
+    before, after = graphs or (None, None)
+    yield _section("changed", (_change(change, after) for change in diff.changed))
+    yield _section("added", (_node(node, after, is_new=True) for node in diff.added), "good")
+    yield _section("removed", (_node(node, before, is_new=False) for node in diff.removed), "bad")
+
+
+def _section(name: str, rows: Iterable[Row], tone: str = "") -> Row:
+    made = tuple(rows)
+    tone = tone if made else "faint"
+    return section(name, (f"{name}: {len(made):,}", None, None, None), made, tone=tone)
 
 
 def _sentence(text: str) -> Row:
@@ -76,19 +194,26 @@ def _sentence(text: str) -> Row:
 
 
 def _metric(change: MetricChange) -> Row:
-    show = size if change.name.endswith("_bytes") else us
-    values = (change.before, change.after)
-    texts = (None if value is None else show(value) for value in values)
-    return Row(key=change.name, values=(figure_heading(change.name), *texts, None))
+    before, after = (_figure(change.name, value) for value in (change.before, change.after))
+    part = relative_change(change)
+    after += "" if part is None else f" ({part:+.1%})"
+    return Row(key=change.name, values=(figure_heading(change.name), before, after, None))
 
 
-def _change(change: NodeChange, after: GraphRecord) -> Row:
+def _figure(name: str, value: float | None) -> str:
+    if value is not None and name.endswith("_bytes"):
+        return size(value)
+    is_count = value is not None and float(value).is_integer()
+    return number(value, ",.0f" if is_count else ",.2f")
+
+
+def _change(change: NodeChange, after: GraphRecord | None) -> Row:
     return Row(
         key=f"changed {change.after}",
         values=(change.name, f"#{change.before}", f"#{change.after}", change.module or None),
         note="; ".join(map(_field_change, change.changes)),
         make_children=partial(_fields, change),
-        links={"open": partial(page_by_index, after, change.after)},
+        links=_open(after, change.after),
     )
 
 
@@ -105,12 +230,16 @@ def _field_change(field: FieldChange) -> str:
     return f"{field.field}: {field.before} -> {field.after}"
 
 
-def _node(node: Node, graph: GraphRecord, *, is_new: bool) -> Row:
+def _node(node: Node, graph: GraphRecord | None, *, is_new: bool) -> Row:
     index = f"#{node.index}"
     before, after = (None, index) if is_new else (index, None)
     return Row(
         key=f"{'added' if is_new else 'removed'} {node.index}",
         values=(node.short_name, before, after, node.module or None),
         note=f"{index} {node.name}",
-        links={"open": partial(page_by_index, graph, node.index)},
+        links=_open(graph, node.index),
     )
+
+
+def _open(graph: GraphRecord | None, index: int) -> dict[str, Link]:
+    return {} if graph is None else {"open": partial(page_by_index, graph, index)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
@@ -197,16 +197,22 @@ class _Table:
         ]
         styles = [_BOLD, *(_style(line) for line in lines)]
         for cells, style in zip(rows, styles, strict=True):
-            for text in self._folded(cells, spans):
+            for text in self._folded(cells, spans, console):
                 yield Segment(text.translate(_ASCII_BAR) if options.ascii_only else text, style)
                 yield Segment.line()
 
     def _is_open(self, row: Row) -> bool:
         return not row.is_run if self.is_expanded else row.key in self.page.opened
 
-    def _folded(self, cells: Sequence[str], spans: Sequence[ColumnSpan]) -> Iterator[str]:
+    def _folded(
+        self, cells: Sequence[str], spans: Sequence[ColumnSpan], console: Console
+    ) -> Iterator[str]:
         """Yield the lines of a row; texts that are wider than their column continue below."""
-        columns = [_chopped(cells[span.index], span.width) for span in spans]
+        last = max((n for n, span in enumerate(spans) if cells[span.index]), default=0)
+        rest = sum(GAP + span.width for span in spans[last + 1 :])
+        if rest and not self.page.columns[spans[last].index].is_number:  # over the empty cells
+            spans = [*spans[:last], ColumnSpan(spans[last].index, spans[last].width + rest)]
+        columns = [_wrapped(cells[span.index], span.width, console) for span in spans]
         for number in range(max(map(len, columns))):
             texts = []
             for column, span in zip(columns, spans, strict=True):
@@ -225,13 +231,14 @@ def _indented(cells: tuple[str, ...], line: Line) -> tuple[str, ...]:
     return "  " * len(line.parents) + first, *others
 
 
-def _chopped(text: str, width: int) -> list[str]:
-    """Return the text in pieces of at most ``width`` cells; the indentation is repeated."""
+def _wrapped(text: str, width: int, console: Console) -> list[str]:
+    """Return the text in lines of at most ``width`` cells; the indentation is repeated."""
     if cell_len(text) <= width:
         return [text]
     name = text.lstrip(" ")
     indent = " " * min(len(text) - len(name), width // 2)
-    return [indent + piece for piece in chop_cells(name, max(width - len(indent), 1))]
+    lines = Text(name).wrap(console, max(width - len(indent), 1))
+    return [indent + line.plain.rstrip() for line in lines]
 
 
 def _style(line: Line) -> Style:
