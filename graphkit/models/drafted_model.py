@@ -322,9 +322,6 @@ class DraftedModel:
         reasons = list[str]()
         if self.device.type == "cuda" and not self.row_invariant:
             reasons.append("attention, and products with quantised weights, take the fastest way")
-        elif self.device.type == "cuda":
-            # On an H200, texts with 15 drafts per step differed; see "Known gap" of same_bits.md.
-            reasons.append("attention is not confirmed to be row-invariant on CUDA")
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")
         if self.layout.torch_products:

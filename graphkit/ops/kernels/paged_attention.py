@@ -1,6 +1,7 @@
 """Paged attention for CUDA. Contract: ``graphkit.ops.paged_attention``."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -158,6 +159,8 @@ def launch_paged_attention(
         splits = choose_splits(tiles, most, chosen.programs * processors)
     if config is None:
         chosen = spread_rows(chosen, tiles * splits, processors)
+        if splits > 1:  # the sums that are stored take the shared memory of 128 rows
+            chosen = replace(chosen, block_rows=min(64, chosen.block_rows))
     row_tiles = triton.cdiv(width * group, chosen.block_rows)
     segments = {"segment_acc": out, "segment_top": out, "segment_total": out, "segment_count": out}
     columns = 0 if mask is None else mask.shape[2]
