@@ -119,7 +119,7 @@ def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
     save_with_mtp(small_model("deepseek_v3"), tmp_path, template=1)
     loaded = models.load(tmp_path, draft="mtp", quantize=quantize, device="cpu")
     layer = loaded.draft.module.chain[0]
-    assert isinstance(layer.attention_module.o_proj, QuantizedLinear)
+    assert isinstance(layer.decoder.layers[0].self_attn.o_proj, QuantizedLinear)
     assert type(layer.eh_proj) is nn.Linear
     assert generated(loaded) == continued(dequantized(loaded.original))
 
