@@ -11,16 +11,17 @@ Memory that no tensor holds is a library's workspace and is not reported, see ``
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.replayable_graph import Reference, references
+from graphkit.audit.replayable_graph import Reference, distinct, references
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, named_tensors
-from graphkit.records import GraphRecord
+from graphkit.records import GraphRecord, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget
@@ -45,20 +46,18 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
 
 def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None:
     """Report the memory that a graph points to and should not; count all by kind."""
-    counts: Counter[str] = Counter()
-    reported: set[int] = set()
     undeclared: list[Reference] = []
-    for reference in references(record):
-        memory, address = _memory_kind(reference, live), reference.pointer.address
-        counts[memory] += reference.is_set
+
+    def look(reference: Reference) -> Seen:
+        memory = _memory_kind(reference, live)
         # Attribution clears the stack before each operation, so leftovers are its own.
         is_relevant = reference.is_set or bool(reference.node.op)
-        if memory in ("freed", "host", "external") and is_relevant and address not in reported:
-            reported.add(address)
-            if memory == "external":
-                undeclared.append(reference)
-            else:
-                _report_error(check, reference)
+        if memory == "external" and is_relevant:
+            undeclared.append(reference)
+        is_wrong = memory in ("freed", "host") and is_relevant
+        return memory if reference.is_set else "", _error(reference) if is_wrong else None
+
+    report_pointers(record, distinct(references(record)), look, check)
     if undeclared:
         addresses = [reference.pointer.address for reference in undeclared]
         undeclared[0].report(
@@ -68,20 +67,53 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
             names=tuple(filter(None, dict.fromkeys(live.names(addresses)))),
             cause="memory of live objects",
         )
+
+
+Error = tuple[FindingKind, str, Mapping[str, Any]]
+"""Kind and text of a finding about an address, and other attributes of it."""
+Seen = tuple[str, Error | None]
+"""Kind of the memory at an address, empty if it does not count, and what is wrong with it."""
+
+
+def report_pointers(
+    record: GraphRecord,
+    addresses: Sequence[Reference],
+    look: Callable[[Reference], Seen],
+    check: Check,
+    where: str = "",
+) -> None:
+    """Report what is wrong with addresses of a graph, and arguments that cannot be checked.
+
+    Args:
+        record: The graph.
+        addresses: Its distinct addresses.
+        look: Returns what memory is at an address.
+        check: Receives the findings, and the number of addresses by kind of memory as its text.
+        where: Says where the addresses are, for the text.
+    """
+    counts: Counter[str] = Counter()
+    for reference in addresses:
+        kind, error = look(reference)
+        counts[kind] += 1
+        if error is not None:
+            reference.report(check, *error[:2], **error[2])
     for node in record.nodes:
-        unreadable = [
-            i for i, argument in enumerate(node.arguments) if argument.kind == "unreadable"
-        ]
-        if unreadable:
-            check.report(
-                FindingKind.UNREADABLE_ARGUMENT,
-                f"the driver does not return {argument_text(node, unreadable[0])}: its pointers "
-                "are not checked.",
-                node=node,
-            )
-    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted((+counts).items()))
-    total = counts.total()
-    check.text = f"{total} {'address' if total == 1 else 'addresses'}{': ' if kinds else ''}{kinds}"
+        for index, argument in enumerate(node.arguments):
+            is_copied = node.kind == "memcpy" and argument.name in ("target", "source")
+            text = argument_text(node, index)
+            if argument.kind == "unreadable":
+                text = f"the driver does not return {text}: its pointers are not checked."
+                check.report(FindingKind.UNREADABLE_ARGUMENT, text, node=node)
+                break
+            if is_copied and not argument.pointers:  # the walk finds no known memory there
+                text += " is host memory that is not pinned: every replay copies what is there at "
+                text += "that time, and waits for the host."
+                kind = FindingKind.PAGEABLE_HOST_MEMORY
+                check.report(kind, text, node=node, argument=index)
+    del counts[""]
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    total = count_of(counts.total(), "address")
+    check.text = f"{total}{where}{': ' if kinds else ''}{kinds}"
 
 
 def _memory_kind(reference: Reference, live: LiveTensors) -> str:
@@ -99,8 +131,8 @@ def _memory_kind(reference: Reference, live: LiveTensors) -> str:
     return "number" if is_scalar else "freed"
 
 
-def _report_error(check: Check, reference: Reference) -> None:
-    """Report memory that was freed, or that the device cannot rely on."""
+def _error(reference: Reference) -> Error:
+    """Return what is wrong with memory that was freed, or that the device cannot rely on."""
     pointer = reference.pointer
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
     kind, state = FindingKind.FREED_MEMORY, f"was freed ({block})"
@@ -110,8 +142,7 @@ def _report_error(check: Check, reference: Reference) -> None:
         kind, state = FindingKind.UNOWNED_HOST_MEMORY, f"no tensor of the target holds ({block})"
     severity = "error" if reference.is_set else "warning"
     advice = FindingKind.FREED_MEMORY.advice
-    text = f"points to memory that {state}."
-    reference.report(check, kind, text, severity=severity, advice=advice)
+    return kind, f"points to memory that {state}.", {"severity": severity, "advice": advice}
 
 
 def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -> None:

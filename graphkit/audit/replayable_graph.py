@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,16 @@ def references(record: GraphRecord) -> Iterator[Reference]:
             for pointer in argument.pointers:
                 is_set = not is_optional_pointer(node, argument, pointer.offset)
                 yield Reference(node, index, pointer, is_set)
+
+
+def distinct(references: Iterable[Reference]) -> Sequence[Reference]:
+    """Return a reference per address: the first one that is set, or else the first."""
+    by_address: dict[int, Reference] = {}
+    for reference in references:
+        known = by_address.setdefault(reference.pointer.address, reference)
+        if reference.is_set and not known.is_set:
+            by_address[reference.pointer.address] = reference
+    return list(by_address.values())
 
 
 class Readers:

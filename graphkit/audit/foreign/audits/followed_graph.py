@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from graphkit.audit.foreign.audits.captured_numbers import Calls, CapturedNumber
 from graphkit.audit.foreign.audits.device import PoolId, Segments
 from graphkit.audit.foreign.audits.static_memory import StaticMemory
-from graphkit.audit.replayable_graph import Reference, references
+from graphkit.audit.replayable_graph import Reference, distinct, references
 from graphkit.audit.stale_memory.pool_memory import UNIT, Range, without
 from graphkit.graphs import Allocation
 from graphkit.records import GraphRecord
@@ -64,23 +64,19 @@ class FollowedGraph:
         """Whether the program still has the graph."""
         return not self.is_reset and self.graph() is not None
 
-    def references(self) -> Iterator[Reference]:
-        """Yield the distinct addresses outside of the pool, with the first node that has each.
+    def references(self) -> Sequence[Reference]:
+        """Return the distinct addresses outside of the pool, with the first node that has each.
 
         A node where the address is set comes before nodes where it may be a leftover. It is set if
         it is in an operand of the node's operation: kernels for tensors that are broadcast have the
         addresses of their operands behind strides that torch sets in part.
         """
-        by_address: dict[int, Reference] = {}
-        for reference in references(self.record):
-            pointer, before = reference.pointer, by_address.get(reference.pointer.address)
-            if pointer.memory == "pool" or (before is not None and before.is_set):
-                continue
-            # Without names of memory, the inspection knows the sizes of operands alone.
-            is_set = pointer.size > 0 or reference.is_set
-            if before is None or is_set:
-                by_address[pointer.address] = replace(reference, is_set=is_set)
-        yield from by_address.values()
+        # Without names of memory, the inspection knows the sizes of operands alone.
+        return distinct(
+            replace(reference, is_set=reference.pointer.size > 0 or reference.is_set)
+            for reference in references(self.record)
+            if reference.pointer.memory != "pool"
+        )
 
     def scratch(self, segments: Segments, storages: Iterable[Range]) -> list[Range]:
         """Return the ranges of the pool that a replay must write before it reads them.

@@ -8,8 +8,8 @@ that C++ code holds; it is counted, and an error only once the allocator has it 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import Check, argument_text
@@ -23,6 +23,7 @@ from graphkit.audit.foreign.audits.followed_graph import (
 )
 from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMemory
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.pointers import Seen, report_pointers
 from graphkit.audit.replayable_graph import Readers, Reference
 from graphkit.records import Pointer, count_of
 
@@ -57,65 +58,38 @@ def check_capture(
 
     ``followed`` receives its ``memories``; ``known`` has those that other graphs point to.
     """
-    references = list(followed.references())
+    references = followed.references()
     addresses = [reference.pointer.address for reference in references if reference.is_set]
     followed.memories.update(known.find(addresses, live, blocks.at))
-    counts: Counter[str] = Counter()
-    for reference in references:
-        counts[_check_reference(followed, reference, blocks, live, check)] += 1
-    _check_copies(followed, check)
-    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
-    total = count_of(counts.total(), "address")
-    check.text = f"{total} outside of the graph's pool{': ' if kinds else ''}{kinds}"
+    look = partial(_look, followed, blocks, live)
+    report_pointers(followed.record, references, look, check, " outside of the graph's pool")
 
 
-def _check_reference(
-    followed: FollowedGraph, reference: Reference, blocks: Blocks, live: LiveTensors, check: Check
-) -> str:
-    """Report one address if it is wrong, and return the kind of memory."""
+def _look(followed: FollowedGraph, blocks: Blocks, live: LiveTensors, reference: Reference) -> Seen:
+    """Return the kind of memory at an address, and what is wrong with it."""
     pointer = reference.pointer
-    memory = followed.memories.get(pointer.address)
+    memory, block = followed.memories.get(pointer.address), blocks.at(pointer.address)
     if not reference.is_set:
-        return "possibly unset"
+        return "possibly unset", None
     if pointer.memory == "host":
-        if memory is None and not live.contain(pointer.address):
-            text = "points to pinned host memory that no tensor holds."
-            reference.report(check, FindingKind.UNOWNED_HOST_MEMORY, text)
-        return "host"
-    block = blocks.at(pointer.address)
+        text = "points to pinned host memory that no tensor holds."
+        is_owned = memory is not None or live.contain(pointer.address)
+        return "host", None if is_owned else (FindingKind.UNOWNED_HOST_MEMORY, text, {})
     if memory is not None:
-        return "weight" if memory.is_weight else "tensor"
+        return "weight" if memory.is_weight else "tensor", None
     if block is None:
-        return "without an allocator"
+        return "without an allocator", None
     if block.is_active:
-        return "without a tensor"
+        return "without a tensor", None
     if block.pool not in (DEFAULT_POOL, followed.pool):
         text = (
             "points to memory of another graph's pool that no tensor holds: replays of that graph "
             "overwrite it."
         )
-        reference.report(check, FindingKind.OTHER_POOL, text)
-        return "other pool"
+        return "other pool", (FindingKind.OTHER_POOL, text, {})
     size = f"block of {block.end - block.begin:,} bytes"
     text = f"points to memory that was freed before the capture ended ({size})."
-    reference.report(check, FindingKind.FREED_MEMORY, text)
-    return "freed"
-
-
-def _check_copies(followed: FollowedGraph, check: Check) -> None:
-    """Report copies whose host memory is not pinned: the walk finds no known memory there."""
-    for node in followed.record.nodes:
-        if node.kind != "memcpy":
-            continue
-        for index, argument in enumerate(node.arguments):
-            if argument.name in ("target", "source") and not argument.pointers:
-                check.report(
-                    FindingKind.PAGEABLE_HOST_MEMORY,
-                    f"{argument_text(node, index)} is host memory that is not pinned: every replay "
-                    "copies what is there at that time, and waits for the host.",
-                    node=node,
-                    argument=index,
-                )
+    return "freed", (FindingKind.FREED_MEMORY, text, {})
 
 
 def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Check) -> None:
