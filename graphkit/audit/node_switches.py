@@ -106,15 +106,25 @@ class NodeSwitches:
 
 
 class FirstOps:
-    """The first operations of recorded graphs, replayed like a graph.
+    """Operations of recorded graphs, replayed like a graph.
+
+    Args:
+        graph: A ``RecordedGraph``, or a sequence of them.
+        nodes: Its nodes; without them all operations are replayed.
+        after: Called after each operation.
 
     Attributes:
         output: Output of the whole graph.
     """
 
-    def __init__(self, graph: Any, nodes: Nodes) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        nodes: Nodes = (),
+        after: Callable[[RecordedOp], object] = lambda _op: None,
+    ) -> None:
         self.output, self._ops, self._refresh = graph.output, recorded_ops(graph), _refresh(nodes)
-        self._kept: list[RecordedOp] = []
+        self._kept, self._after = self._ops, after
 
     def replay_first(self, count: int, replay: ReplayGraph) -> None:
         """Replay the refresh and the first ``count`` operations."""
@@ -127,6 +137,7 @@ class FirstOps:
         with replay_context():
             for op in self._kept:
                 op.run()
+                self._after(op)
 
 
 def recorded_ops(graph: Any) -> list[RecordedOp]:

@@ -12,13 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from types import (
-    CellType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-)
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -48,6 +44,8 @@ _MAX_KEY = 40
 class Container:
     """A dict of named values, or the part of one whose keys are kept.
 
+    Subclasses read their values from another object, and say how one is set and deleted.
+
     Args:
         prefix: Name of the object that the values belong to.
         values: The dict, by reference; in subclasses what the values are read from.
@@ -58,6 +56,9 @@ class Container:
             or a dict.
         parent: The container and the key there at which the object was found; ``None`` for a root.
     """
+
+    _has_items = False
+    """Whether values are items, such as ``names[0]``, and no attributes."""
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class Container:
 
     def name(self, key: Any) -> str:
         """Return the full name of a value."""
+        if self._has_items:
+            return f"{self.prefix}[{short_repr(key, _MAX_KEY)}]"
         return f"{self.prefix}.{key}"
 
     def read(self) -> dict[Any, Any]:
@@ -104,17 +107,19 @@ class Container:
         """Set the values to those that ``read`` returned, and delete all others."""
         now = self.read()
         for key in now.keys() - saved.keys():
-            del self._values[key]
+            self._delete(key)
         for key, value in saved.items():
             if key not in now or now[key] is not value:
                 self.set(key, value)
+
+    def _delete(self, key: Any) -> None:
+        del self._values[key]
 
 
 class _DictItems(Container):
     """Items of a dict."""
 
-    def name(self, key: Any) -> str:
-        return f"{self.prefix}[{short_repr(key, _MAX_KEY)}]"
+    _has_items = True
 
 
 class _Computed(Container):
@@ -123,17 +128,14 @@ class _Computed(Container):
     def get(self, key: Any, default: Any = None) -> Any:
         return self.read().get(key, default)
 
-    def restore(self, saved: Mapping[Any, Any]) -> None:
-        for key, value in saved.items():
-            if self.get(key) is not value:
-                self.set(key, value)
+    def _delete(self, key: Any) -> None:
+        """Keep it: nothing in the program deletes such a value."""
 
 
 class _ListItems(_Computed):
     """Items of a list, a deque or a tuple. Only lists are restored: a deque may be a log."""
 
-    def name(self, key: Any) -> str:
-        return f"{self.prefix}[{key}]"
+    _has_items = True
 
     def read(self) -> dict[Any, Any]:
         return dict(enumerate(items_of(self._values) or ()))
@@ -156,7 +158,11 @@ class _ClosureCells(_Computed):
         super().__init__(prefix, dict(zip(names, cells, strict=True)))
 
     def read(self) -> dict[Any, Any]:
-        return {name: value for name, cell in self._values.items() for value in _contents(cell)}
+        values = {}
+        for name, cell in self._values.items():
+            with suppress(ValueError):  # the variable is unbound
+                values[name] = cell.cell_contents
+        return values
 
     def set(self, key: Any, value: Any) -> None:
         self._values[key].cell_contents = value
@@ -204,21 +210,17 @@ class _Slots(_Computed):
         self._slots = slots
 
     def read(self) -> dict[Any, Any]:
-        return {name: value for name in self._slots if (value := self.get(name, self)) is not self}
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        try:
-            return self._slots[key].__get__(self._values)
-        except AttributeError:  # nothing is assigned
-            return default
+        values = {}
+        for name, slot in self._slots.items():
+            with suppress(AttributeError):  # nothing is assigned
+                values[name] = slot.__get__(self._values)
+        return values
 
     def set(self, key: Any, value: Any) -> None:
         self._slots[key].__set__(self._values, value)
 
-    def restore(self, saved: Mapping[Any, Any]) -> None:
-        super().restore(saved)
-        for name in self.read().keys() - saved.keys():
-            self._slots[name].__delete__(self._values)
+    def _delete(self, key: Any) -> None:
+        self._slots[key].__delete__(self._values)
 
 
 def _slots(name: str, value: Any) -> Iterator[Container]:
@@ -267,11 +269,3 @@ def containers(name: str, value: Any) -> Iterator[Container]:
     else:
         yield Container(name, attributes)
         yield from _slots(name, value)
-
-
-def _contents(cell: CellType) -> tuple[Any, ...]:
-    """Return the content of a cell, or nothing while its variable is unbound."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()

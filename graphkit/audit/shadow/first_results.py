@@ -19,16 +19,16 @@ import torch
 
 from graphkit.audit.bits import checksum
 from graphkit.audit.node_switches import (
+    FirstOps,
     Incomparable,
     Nodes,
     ReplayGraph,
     bisected,
-    recorded_ops,
     switches,
 )
 from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
-from graphkit.graphs.recorded_graph import RecordedOp, replay_context
+from graphkit.graphs.recorded_graph import RecordedOp
 from graphkit.records import Argument
 
 Segment = tuple[int, int]
@@ -52,26 +52,16 @@ def first_result_difference(graph: Any, new: Any, replay: ReplayGraph) -> int | 
         new: Another one, of the same operations.
         replay: Replays a graph, each time from the same state.
     """
-    replays = [_CheckedReplay(captured) for captured in (graph, graph, new)]
-    for checked in replays:
-        replay(checked)
-    results = zip(*(checked.checksums for checked in replays), strict=False)
-    return next((i for i, (one, again, other) in enumerate(results) if one == again != other), None)
+    results: list[list[list[int]]] = []
 
+    def note(op: RecordedOp) -> None:
+        results[-1].append([checksum(tensor) for tensor in written_tensors(op)])
 
-class _CheckedReplay:
-    """A captured graph that keeps the checksums of each operation's results."""
-
-    def __init__(self, graph: Any) -> None:
-        self.output, self._ops = graph.output, recorded_ops(graph)
-        self.checksums: list[list[int]] = []
-
-    def replay(self) -> None:
-        """Run every operation; see ``RecordedGraph.replay``."""
-        with replay_context():
-            for op in self._ops:
-                op.run()
-                self.checksums.append([checksum(tensor) for tensor in written_tensors(op)])
+    for captured in (graph, graph, new):
+        results.append([])
+        replay(FirstOps(captured, after=note))
+    differ = (one == again != other for one, again, other in zip(*results, strict=False))
+    return next((index for index, differs in enumerate(differ) if differs), None)
 
 
 def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
