@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,14 +35,10 @@ from graphkit.runners.known_memory import is_a
 from graphkit.runners.sample_batch import largest_number
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCache:
-    """A cache of a forward.
+class ForwardCache(NamedTuple):
+    """A cache of a forward: where it is kept, such as ``Model.mask``, and its dtype and shape.
 
-    Attributes:
-        name: Where the forward keeps it, such as ``Model.mask``.
-        kept: Its dtype and shape.
-        kind: Whether it depends on the contents of a batch, or on its size alone.
+    Its kind says whether it depends on the contents of a batch, or on its size alone.
     """
 
     name: str
@@ -52,9 +48,8 @@ class ForwardCache:
     @property
     def text(self) -> str:
         """Sentence that names the cache and the call that made it."""
-        made = (
-            "from other rows" if self.kind is FindingKind.LAZY_CACHE else "for another batch size"
-        )
+        is_lazy = self.kind is FindingKind.LAZY_CACHE
+        made = "from other rows" if is_lazy else "for another batch size"
         return f"It reads `{self.name}` ({self.kept}), which the forward made {made} and kept."
 
 
@@ -75,6 +70,8 @@ def cache_at_fault(
         agrees: Runs it on the other one, and returns whether both outputs agree.
     """
     storages = {storage_id(tensor) for tensor in read}
+    if not storages:
+        return None
     objects = ReachableObjects(walk_roots(runner.step.forward))
     for container, key, value in objects.values_of(torch.Tensor):
         if isinstance(value, nn.Parameter) or storage_id(value) not in storages:
@@ -199,13 +196,8 @@ def padding_cause(
     first = runs.first_node(weights)
     if kind is not None and kind.severity == "note":
         return Cause(kind, first)
-    cache = None
-    if first is not None:
-
-        def agrees() -> bool:
-            return runs.padding_difference() is None
-
-        cache = cache_at_fault(runner, first.outside, runs.padded, agrees)
+    read = () if first is None else first.outside
+    cache = cache_at_fault(runner, read, runs.padded, lambda: runs.padding_difference() is None)
     if cache is not None:
         return Cause(cache.kind, first, cache)
     if kind is None:

@@ -25,13 +25,13 @@ from graphkit.audit.host_objects.containers import Container, containers
 from graphkit.audit.host_objects.forward_objects import reads
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
+from graphkit.audit.runs.equal_state_runs import restored
 from graphkit.audit.runs.teacher_forcing import wrapped_forward
-from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.step_comparison import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.known_memory import is_a
 from graphkit.runners.targets import CaptureTarget
 
@@ -58,10 +58,10 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
     sizes = {runner.table.largest, runner.table.sizes[0]}
     batches = [target.batch(runner.mode, size, SEED + size) for size in sorted(sizes, reverse=True)]
     batches += [target.batch(runner.mode, runner.table.largest, SEED + 1000)][: 2 - len(batches)]
-    roots, state = walk_roots(runner.step.forward), restorable_state(runner)
+    roots = walk_roots(runner.step.forward)
     before = ReachableObjects(roots, SEARCH_DEPTH)
     try:
-        with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
+        with restored(runner):
             first, second = (_left_by(runner, roots, batch) for batch in batches)
             outputs = _side_outputs(first, second)
             before.restore()

@@ -19,14 +19,14 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import restored
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.graphs import StateSnapshot
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.step_comparison import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 
 COPY_BUDGET = 1 << 30
@@ -48,8 +48,7 @@ def undeclared_state(
     """
     searched, left = undeclared_tensors(runner)
     size = runner.table.fit(batch.batch_size)
-    restorable = restorable_state(runner) | searched
-    with torch.no_grad(), runner.without_stats(), StateSnapshot(restorable, runner.device) as start:
+    with restored(runner, searched) as start:
 
         def shift() -> None:
             for name, tensor in searched.items():
@@ -129,8 +128,7 @@ def _lines(
     if not tensors:
         return {}
     values = {name: partial(tensors.get, name) for name in tensors}
-    state = restorable_state(runner)
-    with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
+    with restored(runner):
         return changing_lines(lambda: runner.run_padded(batch), values)
 
 

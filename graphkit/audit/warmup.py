@@ -19,11 +19,12 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
-from graphkit.graphs import CapturedGraph, StateSnapshot, inspect_graph, named_tensors
+from graphkit.audit.runs.equal_state_runs import restored
+from graphkit.graphs import CapturedGraph, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
-from graphkit.runners.comparison.step_comparison import SEED, restorable_state
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 
 
@@ -37,13 +38,13 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         CaptureError: The forward cannot be captured.
     """
     with log.check(Audit.WARMUP, runner.mode.name) as check:
-        before = _snapshot(target, runner)
+        captures = _Captures(target, runner)
+        before = captures.before
         try:
-            changes = _changes(target, runner, before)
-            values = _values(target, runner, changes)
-            state, replayed = _state_and_replayed(target, runner, changes)
-            constant = _constant_caches(target, runner, before, changes)
-            followed = _filled_from_inputs(target, runner, before, changes)
+            changes = captures.changes()
+            values = captures.values(changes)
+            state, replayed = captures.state_and_replayed(changes)
+            constant, followed = captures.constants(changes), captures.set_from_inputs(changes)
             changes = [change for change in changes if change.name not in constant | followed]
             before.restore()
             names = [change.name for change in changes if change.name in values]
@@ -74,56 +75,128 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             check.text += f"; ignored {count_of(len(followed), 'value')} that each forward sets"
 
 
-def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
-    tensors = {**(target.mutable_state or {}), **named_tensors(target.weights)}
-    return ObjectSnapshot(walk_roots(target.forwards[runner.mode]), tensors)
+class _Captures:
+    """Captures of a runner, compared with what the host held before them.
 
-
-def _changes(
-    target: CaptureTarget, runner: Runner[Any, Any], before: ObjectSnapshot
-) -> list[ObjectChange]:
-    """Return what a capture on pads changes.
-
-    Tensors in the graphs' own memory are left out, which each call makes anew, and tensors of the
-    inputs and others that the runner knows: a graph may read those at the address that they have.
-    So are tensors that are held no more and that no graph reads.
+    Attributes:
+        before: What it held.
     """
-    with runner.recapture() as graphs:
-        changes = list(before.changes(_snapshot(target, runner)))
-        written = _addresses(graphs, "pool") if changes else set()
-        read = _addresses(graphs, "external") if changes else set()
-    known = [
-        (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
-        for tensors in runner.memory_names().values()
-        for tensor in tensors.values()
-    ]
 
-    def is_known(change: ObjectChange) -> bool:
-        if change.is_replaced and change.after is ABSENT:  # its object was replaced
-            return change.before.address not in read
-        address = change.after.address or 0
-        is_other = change.is_created or change.is_replaced
-        return is_other and any(begin <= address < begin + size for begin, size in known)
+    def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
+        self._target, self._runner = target, runner
+        self._roots = walk_roots(target.forwards[runner.mode])
+        self.before = self._snapshot()
 
-    return [
-        change for change in changes if change.after.address not in written and not is_known(change)
-    ]
+    def changes(self) -> list[ObjectChange]:
+        """Return what a capture on pads changes.
 
+        Tensors in the graphs' own memory are left out, which each call makes anew, and tensors of
+        the inputs and others that the runner knows: a graph may read those at the address that they
+        have. So are tensors that are held no more and that no graph reads.
+        """
+        with self._runner.recapture() as graphs:
+            changes = list(self.before.changes(self._snapshot()))
+            written = _addresses(graphs, "pool") if changes else set()
+            read = _addresses(graphs, "external") if changes else set()
+        known = [
+            (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            for tensors in self._runner.memory_names().values()
+            for tensor in tensors.values()
+        ]
 
-def _values(
-    target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
-) -> dict[str, Callable[[], Any]]:
-    """Return functions that read the changed objects, by name. They outlast a restore."""
-    names = {change.name for change in changes}
-    tensors = {**(target.mutable_state or {}), **named_tensors(target.weights)}
-    values: dict[str, Callable[[], Any]] = {
-        name: partial(tensors.get, name) for name in names & tensors.keys()
-    }
-    for container, held in ReachableObjects(walk_roots(target.forwards[runner.mode])).entries:
-        for key in held:
-            if container.name(key) in names:
-                values.setdefault(container.name(key), partial(container.get, key))
-    return values
+        def is_known(change: ObjectChange) -> bool:
+            if change.is_replaced and change.after is ABSENT:  # its object was replaced
+                return change.before.address not in read
+            address = change.after.address or 0
+            is_other = change.is_created or change.is_replaced
+            return is_other and any(begin <= address < begin + size for begin, size in known)
+
+        return [
+            change
+            for change in changes
+            if change.after.address not in written and not is_known(change)
+        ]
+
+    def values(self, changes: Sequence[ObjectChange]) -> dict[str, Callable[[], Any]]:
+        """Return functions that read the changed objects, by name. They outlast a restore."""
+        names, tensors = {change.name for change in changes}, self._tensors()
+        values: dict[str, Callable[[], Any]] = {
+            name: partial(tensors.get, name) for name in names & tensors.keys()
+        }
+        for container, held in ReachableObjects(self._roots).entries:
+            for key in held:
+                if container.name(key) in names:
+                    values.setdefault(container.name(key), partial(container.get, key))
+        return values
+
+    def state_and_replayed(self, changes: Sequence[ObjectChange]) -> tuple[set[str], set[str]]:
+        """Capture again and replay, to find what changes the same objects again.
+
+        Returns:
+            Names of tensors that the graphs use and a second capture leaves alike, such as a KV
+            cache: each capture writes the same rows of padding. Then names of what a replay
+            changes, too, such as a counter on the device.
+        """
+        in_place = [change for change in changes if not (change.is_created or change.is_replaced)]
+        if not on_any_rank(self._runner, bool(in_place)):
+            return set(), set()
+        with self._runner.recapture() as graphs:
+            again = self._contents(in_place)
+            used = _addresses(graphs, "external") - {None}
+            self._runner.make_replayer(graphs).pads(max(graphs))
+            later = self._contents(in_place)
+        state = {
+            change.name
+            for change in in_place
+            if change.after.address in used and again[change.name] == change.after.content
+        }
+        return state, {name for name in again if later[name] != again[name]} - state
+
+    def constants(self, changes: Sequence[ObjectChange]) -> set[str]:
+        """Return the names of new objects that a capture on live batches creates equally."""
+        created = [change for change in changes if change.is_created]
+        if not on_any_rank(self._runner, bool(created)):
+            return set()
+        self.before.restore()
+        with self._runner.recapture(self._live_batch):
+            again = self._contents(created)
+        return {change.name for change in created if again[change.name] == change.after.content}
+
+    def set_from_inputs(self, changes: Sequence[ObjectChange]) -> set[str]:
+        """Return the names of host values that each forward sets from its inputs.
+
+        As in a context object: a run of another size leaves another value, and one of the first
+        size the same value again. A counter and a flag do not behave so.
+        """
+        held = [change for change in changes if change.after.address is None]
+        runner = self._runner
+        if not on_any_rank(runner, bool(held)):
+            return set()
+        largest, smallest = runner.table.largest, runner.table.sizes[0]
+        run_other = runner.run_padded if smallest < largest else runner.fall_back
+        runs = (runner.run_padded, largest), (run_other, 1), (runner.run_padded, largest)
+        left = []
+        self.before.restore()
+        with restored(runner):
+            for run, size in runs:
+                run(self._live_batch(size))
+                left.append(self._contents(held))
+        first, other, again = left
+        return {name for name in first if first[name] == again[name] != other[name]}
+
+    def _live_batch(self, size: int) -> Any:
+        live = min(size, self._target.sizes.max_batch_size)
+        return self._target.batch(self._runner.mode, live, SEED)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**(self._target.mutable_state or {}), **named_tensors(self._target.weights)}
+
+    def _snapshot(self) -> ObjectSnapshot:
+        return ObjectSnapshot(self._roots, self._tensors())
+
+    def _contents(self, changes: Sequence[ObjectChange]) -> dict[str, Any]:
+        summaries = self._snapshot().summaries
+        return {change.name: summaries.get(change.name, ABSENT).content for change in changes}
 
 
 def _lines(runner: Runner[Any, Any], values: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
@@ -136,85 +209,6 @@ def _lines(runner: Runner[Any, Any], values: Mapping[str, Callable[[], Any]]) ->
             pass
 
     return changing_lines(capture, values)
-
-
-def _state_and_replayed(
-    target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
-) -> tuple[set[str], set[str]]:
-    """Capture again and replay, to find what changes the same objects again.
-
-    Returns:
-        Names of tensors that the graphs use and a second capture leaves alike, such as a KV cache:
-        each capture writes the same rows of padding. Then names of what a replay changes, too, such
-        as a counter on the device.
-    """
-    in_place = [change for change in changes if not (change.is_created or change.is_replaced)]
-    if not on_any_rank(runner, bool(in_place)):
-        return set(), set()
-    with runner.recapture() as graphs:
-        again = _snapshot(target, runner).summaries
-        used = _addresses(graphs, "external") - {None}
-        runner.make_replayer(graphs).pads(max(graphs))
-        later = _snapshot(target, runner).summaries
-    contents = {change.name: again.get(change.name, ABSENT).content for change in in_place}
-    state = {
-        change.name
-        for change in in_place
-        if change.after.address in used and contents[change.name] == change.after.content
-    }
-    return state, {n for n in contents if later.get(n, ABSENT).content != contents[n]} - state
-
-
-def _constant_caches(
-    target: CaptureTarget,
-    runner: Runner[Any, Any],
-    before: ObjectSnapshot,
-    changes: Sequence[ObjectChange],
-) -> set[str]:
-    """Return the names of new objects that a capture on live batches creates equally."""
-    created = [change for change in changes if change.is_created]
-    if not on_any_rank(runner, bool(created)):
-        return set()
-
-    def live_batch(size: int) -> Any:
-        return target.batch(runner.mode, min(size, target.sizes.max_batch_size), SEED)
-
-    before.restore()
-    with runner.recapture(live_batch):
-        again = _snapshot(target, runner).summaries
-    return {
-        change.name
-        for change in created
-        if again.get(change.name, ABSENT).content == change.after.content
-    }
-
-
-def _filled_from_inputs(
-    target: CaptureTarget,
-    runner: Runner[Any, Any],
-    before: ObjectSnapshot,
-    changes: Sequence[ObjectChange],
-) -> set[str]:
-    """Return the names of host values that each forward sets from its inputs, whatever they were.
-
-    As in a context object: a run of another size leaves another value, and one of the first size
-    the same value again. A counter and a flag do not behave so.
-    """
-    candidates = [change.name for change in changes if change.after.address is None]
-    if not on_any_rank(runner, bool(candidates)):
-        return set()
-    largest, smallest = runner.table.largest, runner.table.sizes[0]
-    run_other = runner.run_padded if smallest < largest else runner.fall_back
-    runs = (runner.run_padded, largest), (run_other, 1), (runner.run_padded, largest)
-    state, left = restorable_state(runner), list[dict[str, Any]]()
-    before.restore()
-    with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
-        for run, size in runs:
-            run(target.batch(runner.mode, min(size, target.sizes.max_batch_size), SEED))
-            summaries = _snapshot(target, runner).summaries
-            left.append({name: summaries.get(name, ABSENT).content for name in candidates})
-    first, other, again = left
-    return {name for name in candidates if first[name] == again[name] != other[name]}
 
 
 def _addresses(graphs: Mapping[int, CapturedGraph], memory: str) -> set[int | None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
+
+import torch
 
 from graphkit.audit.runs.first_node import FirstNode, first_node
 from graphkit.audit.runs.forward_trace import Weights
@@ -22,6 +25,21 @@ from graphkit.runners.comparison.differences import (
     largest_ulps,
 )
 from graphkit.runners.comparison.step_comparison import restorable_state
+
+
+@contextmanager
+def restored(
+    runner: Runner[Any, Any], tensors: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[StateSnapshot]:
+    """Run a block without gradients and statistics, and restore state and random numbers after it.
+
+    Args:
+        runner: Its ``restorable_state`` is restored.
+        tensors: Further tensors by name.
+    """
+    state = restorable_state(runner) | dict(tensors or {})
+    with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device) as start:
+        yield start
 
 
 class EqualStateRuns:
