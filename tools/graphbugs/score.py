@@ -1,7 +1,7 @@
 """Score graphkit's audit, and other tools, on programs with one bug of an issue each.
 
     python tools/graphbugs/score.py                   the table
-    python tools/graphbugs/score.py --json F          the same as JSON
+    python tools/graphbugs/score.py --json F          the same, and a file of results to commit
     python tools/graphbugs/score.py --one FILE        the findings of one program
 
 A bug counts as found if the first finding has its kind, and its line where a program marks one with
@@ -26,7 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-TOOLS = ("liveness", "sanitizer")
+TOOLS = ("found", "liveness", "sanitizer")
 MARK, TIMEOUT = "# BUG", 300
 
 
@@ -145,6 +145,29 @@ def plain(path: Path, *, liveness: bool) -> None:
     torch.cuda.synchronize()
 
 
+def sums(results: list[Result]) -> dict[str, dict[str, int]]:
+    """Return for bugs and for sound programs how many ran, and in how many each tool found one."""
+    counted = {}
+    for name, is_bug in (("bugs", True), ("sound", False)):
+        ran = [one for one in results if bool(one.kind) == is_bug and one.found != "-"]
+        found = {tool: sum(getattr(one, tool) == "yes" for one in ran) for tool in TOOLS}
+        counted[name] = {"ran": len(ran), **found}
+    return counted
+
+
+def as_json(results: list[Result]) -> str:
+    """Return the results with device and versions, one program a line, so that diffs are short."""
+    import torch
+
+    from graphkit.graphs import environment
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    head = {"environment": asdict(environment(device)), "sums": sums(results)}
+    facts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    lines = ",\n".join(f"  {json.dumps(asdict(one))}" for one in results)
+    return "{\n" + ",\n".join([*facts, ' "programs": [\n' + lines + "\n ]"]) + "\n}\n"
+
+
 def table(results: list[Result]) -> str:
     """Return the results as text, with their sums."""
     lines = [
@@ -155,20 +178,18 @@ def table(results: list[Result]) -> str:
         f"{one.sanitizer:<11}{one.first}".rstrip()
         for one in results
     ]
-    for name, chosen in (("bugs", True), ("sound", False)):
-        ran = [one for one in results if bool(one.kind) == chosen and one.found != "-"]
-        counts = (
-            f"{tool} {sum(getattr(one, tool) == 'yes' for one in ran)}"
-            for tool in ("found", *TOOLS)
-        )
-        lines.append(f"{name}: {len(ran)} ran; {', '.join(counts)}")
+    for name, counts in sums(results).items():
+        ran, *tools = counts.items()
+        lines.append(f"{name}: {ran[1]} ran; {', '.join(f'{tool} {n}' for tool, n in tools)}")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, metavar="F", help="write the results as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="F", help="write the results as JSON, with device and versions"
+    )
     parser.add_argument("--only", metavar="TEXT", help="run programs whose name has this text")
     for how in ("--one", "--plain", "--liveness"):
         parser.add_argument(how, type=Path, metavar="FILE", help=argparse.SUPPRESS)
@@ -182,7 +203,7 @@ def main() -> int:
     results = [scored(path) for path in programs() if (arguments.only or "") in path.stem]
     print(table(results))
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+        arguments.json.write_text(as_json(results), encoding="utf-8")
     return 0
 
 

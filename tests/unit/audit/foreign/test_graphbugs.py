@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -57,3 +58,16 @@ def test_the_table_counts_what_each_tool_found():
     assert re.search(r"^a +frozen value +yes +- +- +frozen value a.py:3 in f$", text, re.MULTILINE)
     assert "bugs: 1 ran; found 1, liveness 0, sanitizer 0" in text
     assert "sound: 1 ran; found 0" in text
+
+
+def test_the_file_of_results_names_device_and_versions_and_has_a_line_per_program():
+    results = [
+        score.Result("a", "o/r#1", "frozen value", "yes", "frozen value a.py:3 in f"),
+        score.Result("c", "", "", "no"),
+    ]
+    text = score.as_json(results)
+    record = json.loads(text)
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["sums"]["bugs"] == {"ran": 1, "found": 1, "liveness": 0, "sanitizer": 0}
+    assert [one["name"] for one in record["programs"]] == ["a", "c"]
+    assert sum('"name": ' in line for line in text.splitlines()) == 2
