@@ -47,7 +47,7 @@ COMMANDS = {
     },
     "bench": CHECKPOINT | {
         "--shape", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
-        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--one-shot", "--out",
+        "--steps", "--rounds", "--device", "--tp", "--one-shot", "--out",
         "--json",
     },
     "doctor": {"--json"},

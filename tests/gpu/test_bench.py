@@ -24,11 +24,6 @@ def test_a_shape_with_random_weights(capsys, options):
     report = BenchReport.from_json(capsys.readouterr().out)
     values = {(each.setting, each.variant, each.name): each.value for each in report.measures}
     for setting in ("batch 1", "batch 3"):
-        for variant, calls in (("one launch", 1.0), ("loop of 4", 0.25)):
-            assert values[setting, variant, "CUDA calls"] == calls
-            assert values[setting, variant, "host"] > 0
-        for variant in ("v1", "v2"):
-            assert values[setting, variant, "CUDA calls"] > 1
         bare, bound = values[setting, "", "bare step"], "weights at the copy bandwidth"
         assert values[setting, "loop of 4", "GPU busy"] > 0
         assert values[setting, "", "bare step over that"] == bare / values[setting, "", bound] > 1

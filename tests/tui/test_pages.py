@@ -207,7 +207,7 @@ def test_a_comparison_lists_sentences_figures_and_nodes(graph):
     assert page.cells("p50_us") == {
         "change": "profiled p50 us", "before": "116.90", "after": "129.90 (+11.1%)", "module": "",
     }  # fmt: skip
-    assert page.cells("graph_bytes")["after"] == "2.0 MiB"
+    assert page.cells("graph_bytes")["after"] == "2.0 MiB (+100.0%)"
     assert page.cells("changed 5 grid") == {
         "change": "grid", "before": "16x4x1", "after": "16x8x1", "module": "",
     }  # fmt: skip

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from host_steps import HostMeasuredEngine
 
-from graphkit.cli.benchmarks import MeasuredEngine, Variant, make_variants, pieces
+from graphkit.cli.benchmarks import Variant, make_variants, pieces
 from graphkit.models.reference import reference_engine
 
 VARIANTS = {variant.name: variant for variant in make_variants(("v1", "v2", "v3"), (1, 4, 16, 64))}
@@ -34,7 +35,7 @@ class Setting:
 @contextmanager
 def measured_engine(
     setting: Setting, variant: Variant, device: torch.device
-) -> Iterator[MeasuredEngine]:
+) -> Iterator[HostMeasuredEngine]:
     """Open an engine over the reference models for a block."""
     size = setting.batch_size
     with reference_engine(
@@ -42,7 +43,7 @@ def measured_engine(
         max_context_len=CONTEXT,
         device=device, generation=variant.generation, steps_per_launch=variant.steps_per_launch,
     ) as engine:  # fmt: skip
-        yield MeasuredEngine(engine, variant, prompts(size), WARM_UP_STEPS)
+        yield HostMeasuredEngine(engine, variant, prompts(size), WARM_UP_STEPS)
 
 
 def prompts(count: int) -> list[list[int]]:

@@ -84,7 +84,7 @@ class SettingResults:
         setting: The setting.
         idle: Steps on an idle host.
         loaded: Steps beside busy processes; empty without them.
-        host_us: Microseconds of the host's thread per step, as ``MeasuredEngine.host_us``.
+        host_us: Microseconds of the host's thread per step, as ``HostMeasuredEngine.host_us``.
         bare_ms: Device time of the whole step.
         nodes: Nodes of the whole step.
     """

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,12 +18,12 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
-from graphkit.cli import benchmarks
 from graphkit.graphs import resolve_device
 from graphkit.records import BenchReport
 from graphkit.views import bench_view
 
 _CALLS = 300
+_PROFILER_CALLS = ("cudaDeviceSynchronize", "Activity Buffer Request", "cuptiActivity")
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,44 @@ def host_us(variants: Mapping[str, Variant], rounds: int) -> dict[str, float]:
 
 
 def api_calls(variant: Variant, calls: int = 20) -> dict[str, float]:
-    """Return the CUDA API calls per call of a variant, as ``benchmarks.api_calls`` counts them."""
-    return benchmarks.api_calls(variant.act, calls, variant.prepare)
+    """Return the CUDA API calls per call of a variant, as ``counted_calls`` counts them."""
+    return counted_calls(variant.act, calls, variant.prepare)
+
+
+def counted_calls(
+    act: Callable[[Any], object], calls: int, prepare: Callable[[], Any] = lambda: None
+) -> dict[str, float]:
+    """Return the CUDA API calls per ``act(prepare())`` by name, except the profiler's own.
+
+    Launches are slower in a process that has used the profiler. Measure times before.
+
+    Args:
+        act: What is counted, after two runs that are not.
+        calls: Runs that are counted.
+        prepare: Runs before each ``act``; its calls are not counted.
+    """
+    for argument in [prepare() for _ in range(2)]:
+        act(argument)
+    torch.cuda.synchronize()
+    counted: Counter[str] = Counter()
+    for _ in range(calls):
+        argument = prepare()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            act(argument)
+        torch.cuda.synchronize()
+        counted.update(_names(profiler))
+    return {name: count / calls for name, count in sorted(counted.items())}
+
+
+def _names(profiler: profile) -> Iterator[str]:
+    for event in profiler.events() or []:
+        if (
+            event.name.startswith(("cuda", "cu"))
+            and not event.name.startswith(_PROFILER_CALLS)
+            and event.device_type == torch.autograd.DeviceType.CPU
+        ):
+            yield event.name
 
 
 def kernel_us(variant: Variant, calls: int = 50) -> dict[str, float]:

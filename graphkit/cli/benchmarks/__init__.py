@@ -1,6 +1,5 @@
-"""Measurements of speculative steps: time, latency, host time, CUDA calls, and their bound."""
+"""Measurements of speculative steps: time, latency, and the bound of their weights."""
 
-from graphkit.cli.benchmarks.formats import compare_formats
 from graphkit.cli.benchmarks.measured_engine import (
     Generation,
     MeasuredEngine,
@@ -9,8 +8,12 @@ from graphkit.cli.benchmarks.measured_engine import (
     make_variants,
 )
 from graphkit.cli.benchmarks.step_bench import StepBench, longest_path, pieces
-from graphkit.cli.benchmarks.step_bound import WeightBytes, copy_bandwidth
-from graphkit.cli.benchmarks.timing import api_calls, device_ms, synchronise
+from graphkit.cli.benchmarks.step_bound import (
+    WeightBytes,
+    copy_bandwidth,
+    device_ms,
+    synchronise,
+)
 
 __all__ = [
     "Generation",
@@ -19,8 +22,6 @@ __all__ = [
     "Steps",
     "Variant",
     "WeightBytes",
-    "api_calls",
-    "compare_formats",
     "copy_bandwidth",
     "device_ms",
     "longest_path",

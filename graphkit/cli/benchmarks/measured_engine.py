@@ -13,14 +13,10 @@ from typing import Literal
 import numpy as np
 
 from graphkit.cli.benchmarks.step_bound import BareStep
-from graphkit.cli.benchmarks.timing import api_calls, synchronise, waits
 from graphkit.engine import Request, SpeculativeEngine
 from graphkit.engine.step import SamplingParams, SpecStepRunner
 from graphkit.errors import ConfigError
 
-_HOST_RUNS, _MIN_LAUNCHES = 3, 12
-"""Runs of v1 and v2, and least launches of v3, whose least host time is the result."""
-_COUNTED_RUNS = 2
 _LAUNCHES_IN_FLIGHT = 2
 """Most launches of a generation that have begun and are not read."""
 Generation = Literal["v1", "v2", "v3"]
@@ -129,7 +125,6 @@ class MeasuredEngine:
         self._engine, self._variant = engine, variant
         self._prompts, self._warm_up_steps = prompts, warm_up_steps
         self._requests: list[Request] = []
-        self._host_us: dict[str, float] = {}
         engine.capture()
         self._restart()
 
@@ -162,37 +157,6 @@ class MeasuredEngine:
         spent = zip(into.seconds, self._seconds(), before_s, strict=True)
         plain, taken = (total + after - before for total, after, before in spent)
         into.seconds = plain, taken
-
-    def host_us(self, steps: int, *, launches: int = 0) -> dict[str, float]:
-        """Return microseconds of CPU time of the host's thread per step, without its waits.
-
-        The least of the runs of this call and of all earlier ones counts, because other processes
-        of the host only add to it, some for seconds. In v3, these are the launch, and the reading
-        of steps that are done.
-
-        Args:
-            steps: Least steps of a run.
-            launches: Least launches of v3. The requests start again as often as the steps need
-                it: no start runs more than ``host_time_steps``.
-        """
-        if self._variant.generation == "v3" and self._runner().can_launch:
-            parts = self._launch_and_reading_us(steps, launches)
-        else:
-            self._restart()
-            parts = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
-        least = self._host_us
-        least |= {part: min(us, least.get(part, us)) for part, us in parts.items()}
-        return {"host": sum(least.values())} | least
-
-    def cuda_calls(self, steps: int) -> dict[str, float]:
-        """Return the calls of the CUDA API per step, by name, in rounds of ``steps`` steps.
-
-        Measure times before: the profiler slows later launches of the process.
-        """
-        self._restart()
-        counted = api_calls(lambda _: self._advance(steps), _COUNTED_RUNS)
-        whole = self._variant.whole_launches(steps)
-        return {name: count / whole for name, count in counted.items()}
 
     def bare_step(self) -> BareStep:
         """Return the step of the requests without the engine, which must not run afterwards.
@@ -249,34 +213,6 @@ class MeasuredEngine:
         self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
         self._advance(self._warm_up_steps - self._variant.steps_ahead)
 
-    def _host_us_of_a_run(self, steps: int) -> float:
-        with waits() as seconds:
-            began = time.thread_time()
-            seen = self._advance(steps)
-            busy = time.thread_time() - began - sum(seconds)
-        return busy / (len(seen) - 1) * 1e6
-
-    def _launch_and_reading_us(self, steps: int, launches: int) -> dict[str, float]:
-        runner, count = self._runner(), self._variant.steps_per_launch
-        launches_per_start = host_time_steps(steps, count) // count
-        launching, reading = [], []
-        for number in range(max(launches, _num_launches(steps, count))):
-            if number % launches_per_start == 0:
-                self._restart()
-            rows = self._rows()
-            synchronise(self._engine.device)
-            began = time.thread_time()
-            stream = runner.launch(rows, max_steps=count)
-            launched = time.thread_time()
-            synchronise(self._engine.device)
-            ready = time.thread_time()
-            for _ in stream:
-                pass
-            read = time.thread_time()
-            launching.append((launched - began) / count * 1e6)
-            reading.append((read - ready) / count * 1e6)
-        return {"host, launch": min(launching), "host, reading": min(reading)}
-
     def _runner(self) -> SpecStepRunner:
         (runner,) = self._engine.runners
         assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
@@ -284,12 +220,3 @@ class MeasuredEngine:
 
     def _rows(self) -> list[int]:
         return [request.row for request in self._requests]
-
-
-def host_time_steps(steps: int, steps_per_launch: int) -> int:
-    """Return the most steps that ``MeasuredEngine.host_us`` runs after a start of the requests."""
-    return max(_HOST_RUNS * steps, steps_per_launch * _num_launches(steps, steps_per_launch))
-
-
-def _num_launches(steps: int, steps_per_launch: int) -> int:
-    return max(_MIN_LAUNCHES, steps // steps_per_launch)

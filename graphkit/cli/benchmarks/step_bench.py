@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import torch
 
@@ -15,7 +14,6 @@ from graphkit.cli.benchmarks.measured_engine import (
     MeasuredEngine,
     Steps,
     Variant,
-    host_time_steps,
 )
 from graphkit.cli.benchmarks.step_bound import WeightBytes, copy_bandwidth
 from graphkit.engine import SpeculativeEngine
@@ -24,14 +22,8 @@ from graphkit.graphs.streams import restore_fast_replays
 from graphkit.records import BenchReport, Measure
 from graphkit.spec import SpecConfig
 
-VERIFY_WEIGHTS, DRAFT_WEIGHTS = "weights read by verify", "weights read by drafts"
-TIME_PER_STEP, BARE_STEP = "time per step", "bare step"
-EXPERTS = "experts read by a step"
-BOUND, OVER_BOUND = "weights at the copy bandwidth", "bare step over that"
-"""Names of the measures that formats are compared by."""
-_COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
-"""Steps of a round whose CUDA calls or experts are counted, and rounds, with those before the
-count."""
+_COUNTED_STEPS = 8
+"""Steps whose experts are counted."""
 Progress = Callable[[int, int, str], None]
 """Takes the parts done, all parts, and a description of the present one."""
 
@@ -57,7 +49,6 @@ class StepBench:
         steps: Least steps of a round, which is rounded up to whole launches of the longest loop, so
             that all variants measure the same part of the texts.
         rounds: Measured rounds of each variant.
-        accept_lengths: Tokens per step and request for which to give the tokens per second.
     """
 
     engine: Callable[..., SpeculativeEngine]
@@ -71,7 +62,6 @@ class StepBench:
     context: int
     steps: int
     rounds: int
-    accept_lengths: Sequence[float] = ()
 
     @torch.no_grad()
     def report(
@@ -83,8 +73,7 @@ class StepBench:
     ) -> BenchReport:
         """Measure every batch size.
 
-        On CUDA, the report also has the host's time, the bare step and its bound, and the CUDA
-        calls, which are counted after all times: the profiler slows later launches.
+        On CUDA, the report also has the bare step and its bound.
 
         Args:
             name: Name of the report.
@@ -97,14 +86,11 @@ class StepBench:
             ConfigError: A variant cannot run.
         """
         parts = [partial(self._times, size) for size in batch_sizes]
-        if self._is_cuda:
-            parts += [
-                partial(self._calls, size, variant)
-                for size in batch_sizes
-                for variant in self.variants
-            ]
-        weights = (VERIFY_WEIGHTS, self.weights.verify), (DRAFT_WEIGHTS, self.weights.drafts)
-        measures = [Measure(name=name, value=read / 1e6, unit="MB") for name, read in weights]
+        weights = {"verify": self.weights.verify, "drafts": self.weights.drafts}
+        measures = [
+            Measure(name=f"weights read by {name}", value=read / 1e6, unit="MB")
+            for name, read in weights.items()
+        ]
         for done, part in enumerate(parts):
             measures += part(partial(progress, done, len(parts)))
             if self._is_cuda:
@@ -135,8 +121,7 @@ class StepBench:
     def _most_steps(self) -> int:
         """Most steps between two starts of the requests, the same for all engines."""
         steps, ahead = self._round, self._warm_up
-        host = max(host_time_steps(steps, variant.steps_per_launch) for variant in self.variants)
-        measured = max(host, self.rounds * steps) if self._is_cuda else steps
+        measured = steps
         if self.weights.experts:
             measured += _COUNTED_STEPS
         return ahead + measured + ahead
@@ -144,14 +129,7 @@ class StepBench:
     @property
     def max_context_len(self) -> int:
         """Tokens of the longest context that an engine needs."""
-        most = self._most_steps
-        if self._is_cuda:
-            most = max(most, *map(self._counted_steps, self.variants))
-        return self.context + room_for(most, self.spec)
-
-    def _counted_steps(self, variant: Variant) -> int:
-        """Return the steps of an engine whose CUDA calls are counted."""
-        return 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
+        return self.context + room_for(self._most_steps, self.spec)
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
         seen = {variant.name: Steps() for variant in self.variants}
@@ -159,7 +137,7 @@ class StepBench:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
                 progress(f"batch {size}: capturing {variant.name}")
-                opened = self._open(size, variant, self._most_steps)
+                opened = self._open(size, variant)
                 engines[variant] = stack.enter_context(opened)
             # Replays of a process have two speeds: measure all engines at the same one.
             restore_fast_replays(self.device)
@@ -169,11 +147,6 @@ class StepBench:
                     engine.run(self._round, seen[variant.name])
             for name, steps in seen.items():
                 yield from self._step_measures(size, name, steps)
-            if self._is_cuda:
-                for variant, engine in engines.items():
-                    progress(f"batch {size}, host time: {variant.name}")
-                    host_us = engine.host_us(self._round)["host"]
-                    yield cell(size, variant.name, "host", host_us, "us")
             loops = (engine for variant, engine in engines.items() if variant.generation == "v3")
             for engine in list(loops)[:1]:
                 progress(f"batch {size}: the bare step")
@@ -184,14 +157,11 @@ class StepBench:
 
         A step takes the same time whatever it accepts.
         """
-        yield cell(size, variant, TIME_PER_STEP, steps.ms_per_step, "ms")
+        yield cell(size, variant, "time per step", steps.ms_per_step, "ms")
         yield cell(size, variant, "p50", steps.latency_ms(50), "ms")
         yield cell(size, variant, "p99", steps.latency_ms(99), "ms")
         yield cell(size, variant, "accept length", steps.tokens_per_step / size)
         yield cell(size, variant, "tokens", steps.tokens_per_second, "tokens/s")
-        for length in self.accept_lengths:
-            speed = size * length / steps.ms_per_step * 1e3
-            yield cell(size, variant, f"tokens at accept length {length:g}", speed, "tokens/s")
         if self.spec.is_adaptive:
             drafted = steps.drafted_lengths
             for drafts in (length.num_draft_tokens - 1 for length in self.spec.lengths):
@@ -211,40 +181,26 @@ class StepBench:
             experts = 0.0
             if self.weights.experts:
                 experts = bare.expert_bytes(self.weights.experts, _COUNTED_STEPS)
-                yield cell(size, "", EXPERTS, experts / 1e6, "MB")
+                yield cell(size, "", "experts read by a step", experts / 1e6, "MB")
             if not self._is_cuda:
                 return
-            bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
-        yield cell(size, "", BARE_STEP, bare_ms, "ms")
+            bare_ms = bare.ms(self._round)
+        yield cell(size, "", "bare step", bare_ms, "ms")
         bandwidth = copy_bandwidth(self.device)
         bound_ms = (self.weights.total + experts) / bandwidth * 1e3
         yield cell(size, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
-        yield cell(size, "", BOUND, bound_ms, "ms")
-        yield cell(size, "", OVER_BOUND, bare_ms / bound_ms, "x")
+        yield cell(size, "", "weights at the copy bandwidth", bound_ms, "ms")
+        yield cell(size, "", "bare step over that", bare_ms / bound_ms, "x")
         for name, steps in seen.items():
             yield cell(size, name, "GPU busy", bare_ms / steps.ms_per_step)
 
-    def _calls(
-        self, size: int, variant: Variant, progress: Callable[[str], None]
-    ) -> Iterator[Measure]:
-        progress(f"batch {size}: counting the CUDA calls of {variant.name}")
-        with self._open(size, variant, self._counted_steps(variant)) as engine:
-            calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
-        yield cell(size, variant.name, "CUDA calls", calls, "per step")
-
     @contextmanager
-    def _open(self, size: int, variant: Variant, most_steps: int) -> Iterator[MeasuredEngine]:
-        """Open an engine for a block, with KV pools of its own.
-
-        Args:
-            size: Requests that run at the same time.
-            variant: How the engine runs its steps.
-            most_steps: Steps for which the context has room, warm-up included.
-        """
+    def _open(self, size: int, variant: Variant) -> Iterator[MeasuredEngine]:
+        """Open an engine for a block, for as many requests, with KV pools of its own."""
         with self.engine(
             max_batch_size=size,
             batch_sizes=[size],
-            max_context_len=self.context + room_for(most_steps, self.spec),
+            max_context_len=self.max_context_len,
             generation=variant.generation,
             steps_per_launch=variant.steps_per_launch,
         ) as opened:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from graphkit.cli.benchmarks.timing import device_ms, synchronise
 from graphkit.engine.step import SpecStepInputs, SpecStepRunner
 from graphkit.graphs import Attribution
 from graphkit.graphs.streams import restore_fast_replays
@@ -26,6 +27,29 @@ if TYPE_CHECKING:
 _COPIED_BYTES = 2**29
 """Ten times the L2 cache of an H100 or H200."""
 _COPIES, _ROUNDS = 10, 5
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def device_ms(device: torch.device) -> Iterator[list[float]]:
+    """Measure the device's time of a block; the list has the milliseconds after it."""
+    result: list[float] = []
+    if device.type == "cuda":
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        yield result
+        after.record()
+        after.synchronize()
+        result.append(before.elapsed_time(after))
+    else:
+        began = time.perf_counter()
+        yield result
+        result.append((time.perf_counter() - began) * 1e3)
 
 
 class BareStep:

@@ -6,9 +6,8 @@ from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_engine, timing
+from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_engine
 from graphkit.cli.benchmarks.step_bench import pieces
 from graphkit.engine.step import SpecStepRunner
 from graphkit.errors import ConfigError
@@ -168,77 +167,10 @@ def test_the_bare_step_is_greedy_as_the_loops_are(measured):
     assert "graphkit::target_probs" not in operations
 
 
-def test_host_time_of_a_loop_is_that_of_launch_and_reading(measured, monkeypatch):
-    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
-    engine = measured(LOOP)
-    host = engine.host_us(3)
-    assert host["host"] == host["host, launch"] + host["host, reading"]
-
-
-@pytest.mark.parametrize("variant", [Variant("v2", "v2"), LOOP])
-def test_host_time_is_the_least_of_all_calls(measured, monkeypatch, variant):
-    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
-    engine = measured(variant)
-    first = engine.host_us(3)
-    engine.run(2, Steps())
-    second = engine.host_us(3)
-    assert all(0 < second[part] <= us for part, us in first.items())
-
-
-def test_requests_start_again_before_their_context_ends(measured, monkeypatch):
-    """Nine steps per start: a start of twelve would need a larger context."""
-    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
-    engine, events = measured(LOOP), []
-    launch, restart = SpecStepRunner.launch, MeasuredEngine._restart
-
-    def launched(*args, **options):
-        events.append("launch")
-        return launch(*args, **options)
-
-    def restarted(engine):
-        with monkeypatch.context() as patch:
-            patch.setattr(SpecStepRunner, "launch", launch)  # the warm-up is not measured
-            restart(engine)
-        events.append("start")
-
-    monkeypatch.setattr(SpecStepRunner, "launch", launched)
-    monkeypatch.setattr(MeasuredEngine, "_restart", restarted)
-    engine.host_us(3, launches=5)
-    assert measured_engine.host_time_steps(3, 3) == 9
-    assert events == ["start", *["launch"] * 3, "start", *["launch"] * 2]
-
-
-def test_calls_are_those_of_a_step(measured, monkeypatch):
-    def counted(act, runs):
-        for _ in range(runs):
-            act(None)
-        return {"cudaGraphLaunch": 2.0, "cudaMemcpyAsync": 12.0}
-
-    monkeypatch.setattr(measured_engine, "api_calls", counted)
-    engine = measured(LOOP)
-    before = engine._requests[0].num_verifies
-    calls = engine.cuda_calls(4)
-    steps = (engine._requests[0].num_verifies - before) / 2
-    assert steps >= 6
-    assert calls == {"cudaGraphLaunch": 2 / steps, "cudaMemcpyAsync": 12 / steps}
-
-
 def test_steps_that_arrive_together_have_no_interval():
     steps = Steps(ms=[2.0, 4.0, 3.0], intervals_ms=[4.0, 0.0, 4.0, 4.0], tokens=12)
     assert (steps.ms_per_step, steps.latency_ms(50), steps.latency_ms(0)) == (3.0, 4.0, 0.0)
     assert steps.tokens_per_second == 1000.0
-
-
-def test_waits_for_events_are_counted(monkeypatch):
-    clock = iter([1.0, 3.0, 10.0, 15.0])
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
-    wait = torch.cuda.Event.synchronize
-    monkeypatch.setattr(timing.time, "thread_time", lambda: next(clock))
-    with timing.waits() as seconds:
-        torch.cuda.Event.synchronize("one")
-        torch.cuda.Event.synchronize("another")
-    assert seconds == [2.0, 5.0]
-    assert torch.cuda.Event.synchronize is wait
 
 
 def test_prompts_are_different_pieces_of_a_text():

@@ -1,4 +1,4 @@
-"""The report of steps: times of every variant, nodes, and on CUDA host time, calls and bound."""
+"""The report of steps: times of every variant, nodes, and on CUDA the bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from graphkit.cli.benchmarks import (
     Variant,
     WeightBytes,
     make_variants,
-    measured_engine,
     step_bench,
 )
 from graphkit.models import random_model, reference_model
@@ -44,7 +43,7 @@ def values_of(report):
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    return bench(accept_lengths=[2]).report("name", [1, 3], {"note": "text"})
+    return bench().report("name", [1, 3], {"note": "text"})
 
 
 @pytest.mark.slow
@@ -54,19 +53,16 @@ def test_every_variant_of_every_batch_size_is_measured(on_cpu):
     for setting in ("batch 1", "batch 3"):
         rows = values[setting]
         assert set(rows) == {"", "v1", "v2", "one launch", "loop of 2"}
-        assert all(
-            list(rows[name]) == [*TIMES, "tokens at accept length 2"] for name in rows if name
-        )
+        assert all(list(rows[name]) == TIMES for name in rows if name)
         assert 0 < rows[""]["own nodes"] < rows[""]["nodes"]
 
 
 @pytest.mark.slow
-def test_tokens_per_second_are_those_of_the_measured_or_the_given_length(on_cpu):
+def test_tokens_per_second_are_those_of_the_measured_length(on_cpu):
     for name, row in values_of(on_cpu)["batch 3"].items():
         if name:
             per_second = 3 / row["time per step"] * 1e3
             assert row["tokens"] == pytest.approx(row["accept length"] * per_second)
-            assert row["tokens at accept length 2"] == pytest.approx(2 * per_second)
 
 
 @pytest.mark.slow
@@ -81,7 +77,7 @@ def test_steps_are_counted_by_their_draft_length():
 def test_a_report_has_the_settings_and_on_the_cpu_no_measure_of_cuda():
     report = bench(variants=VARIANTS[2:]).report("name", [1], {"note": "text"})
     names = {each.name for each in report.measures}
-    assert not names & {"host", "GPU busy", "CUDA calls", "bare step", "copy bandwidth"}
+    assert not names & {"GPU busy", "bare step", "copy bandwidth"}
     assert report.name == "name"
     assert report.settings == {
         "algorithm": "EAGLE", "topk": 1, "num_steps": 1, "num_draft_tokens": 2,
@@ -91,26 +87,15 @@ def test_a_report_has_the_settings_and_on_the_cpu_no_measure_of_cuda():
 
 @pytest.fixture
 def events(monkeypatch):
-    """Make the recorder measure what a CUDA device does; returns rounds and counts of calls."""
-    found, run, host_us = [], MeasuredEngine.run, MeasuredEngine.host_us
+    """Make the recorder measure what a CUDA device does; returns the rounds."""
+    found, run = [], MeasuredEngine.run
 
     def noted(engine, steps, into):
         found.append(engine._variant.name)
         run(engine, steps, into)
 
-    def host(engine, steps):
-        found.append(f"host of {engine._variant.name}")
-        return host_us(engine, steps)
-
-    def calls(engine, steps):
-        found.append(f"calls of {engine._variant.name}")
-        return {"cudaGraphLaunch": 0.5, "cudaMemcpyAsync": 1.0}
-
     monkeypatch.setattr(StepBench, "_is_cuda", True)
     monkeypatch.setattr(MeasuredEngine, "run", noted)
-    monkeypatch.setattr(MeasuredEngine, "host_us", host)
-    monkeypatch.setattr(MeasuredEngine, "cuda_calls", calls)
-    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 1)
     monkeypatch.setattr(step_bench, "copy_bandwidth", lambda device: 4e9)
     monkeypatch.setattr(step_bench.gc, "collect", lambda: 0)  # takes 0.3 s per measure here
     return found
@@ -120,21 +105,18 @@ def test_what_cuda_adds(events):
     measured = bench(variants=VARIANTS[1:3])
     row = values_of(measured.report("name", [1], {}))["batch 1"]
     for name in ("v2", "one launch"):
-        assert list(row[name]) == [*TIMES, "host", "GPU busy", "CUDA calls"]
-        assert row[name]["host"] > 0
+        assert list(row[name]) == [*TIMES, "GPU busy"]
         busy = row[""]["bare step"] / row[name]["time per step"]
         assert row[name]["GPU busy"] == busy
-        assert row[name]["CUDA calls"] == 1.5
     bound_ms = measured.weights.total / 4e9 * 1e3
     assert row[""]["copy bandwidth"] == 4.0
     assert row[""]["weights at the copy bandwidth"] == bound_ms
     assert row[""]["bare step over that"] == row[""]["bare step"] / bound_ms
 
 
-def test_variants_take_turns_and_calls_are_counted_after_all_times(events):
+def test_variants_take_turns(events):
     bench("NONE", variants=VARIANTS[:2]).report("name", [1, 2], {})
-    size = [*(2 * ["v1", "v2"]), "host of v1", "host of v2"]
-    assert events == [*size, *size, *(2 * ["calls of v1", "calls of v2"])]
+    assert events == 4 * ["v1", "v2"]
 
 
 def test_there_is_no_bare_step_without_v3(events):
