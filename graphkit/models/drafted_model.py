@@ -16,14 +16,14 @@ from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.models.experts import experts_of
+from graphkit.models.folder import abbreviate
 from graphkit.models.forward import TransformersForward
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
 from graphkit.models.prepare import rotation_limit
-from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.tensor_parallel import RankSplit
-from graphkit.models.weight_files import abbreviate
 from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec

@@ -15,12 +15,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
-from graphkit.models.quantization.experts import (
+from graphkit.models.quantization.formulas import stored_rows
+from graphkit.models.quantization.linear import (
     QuantizedExperts,
     is_weight_of_experts,
     replace_weight,
 )
-from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.stored_tensors import Target
 from graphkit.models.tensor_parallel import Part

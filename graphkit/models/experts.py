@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
-from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.running import running_slots
 from graphkit.ops.experts import (
     SEARCHED_ROWS,

@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
-from graphkit.models.folder import StoredWeights
+from graphkit.models.folder import StoredWeights, abbreviate
 from graphkit.models.layout import AttentionLayer, ModelLayout
 from graphkit.models.stored_tensors import scale_place, targets
-from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _BLOCK = re.compile(r".+?\.\d+(?=\.|$)")

@@ -23,9 +23,9 @@ from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import TEXT_PARTS, read_config
 from graphkit.models.model import TransformersModel
-from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.wrapper.comparison import check_wrapper
-from graphkit.models.wrapper.requests import BEYOND_WINDOW, window_settings
+from graphkit.models.wrapper.text_batches import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
 
 logger = logging.getLogger(__name__)

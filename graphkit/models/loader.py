@@ -34,8 +34,12 @@ from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_keys, check_loaded
 from graphkit.models.model import TransformersModel
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization.experts import QuantizedExperts
-from graphkit.models.quantization.linear import QuantizedLinear, quantize_linears, set_row_invariant
+from graphkit.models.quantization.linear import (
+    QuantizedExperts,
+    QuantizedLinear,
+    quantize_linears,
+    set_row_invariant,
+)
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
 from graphkit.models.quantization.stored import stored_layout
 from graphkit.models.quantization.weight import check_quantization

@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from graphkit.errors import CheckpointError
-from graphkit.models.folder import StoredWeights, read_quantized_config
+from graphkit.models.folder import Form, StoredWeights, abbreviate, read_quantized_config
 from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.quantization.linear import Linear, QuantizedLinear, keep_hooks
 from graphkit.models.quantization.settings import quantization_settings
 from graphkit.models.quantization.stored import StoredLayout, stored_layout
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.tensor_parallel import Part
-from graphkit.models.weight_files import Form, abbreviate
 from graphkit.ops.quantized_layout import BLOCK
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
 from graphkit.models.heads.config import TYPES, layer_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import HeadSources
 from graphkit.models.layout import output_head
 from graphkit.models.loader import load
 from graphkit.models.model import TransformersModel

@@ -23,8 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from graphkit.errors import CheckpointError
-from graphkit.models.folder import TEXT_PARTS, StoredWeights, read_config
-from graphkit.models.weight_files import abbreviate
+from graphkit.models.folder import TEXT_PARTS, StoredWeights, abbreviate, read_config
 
 
 class Target(NamedTuple):

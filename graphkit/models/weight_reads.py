@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from graphkit.models.folder import abbreviate
 from graphkit.models.quantization.linear import QuantizedLinear, keep_hooks
-from graphkit.models.weight_files import abbreviate
 
 logger = logging.getLogger(__name__)
 _TOKENS = 4

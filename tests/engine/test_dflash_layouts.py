@@ -16,8 +16,7 @@ from training.folders import save_draft_head
 import graphkit as gk
 from accept_loops import accept_lengths, check_engine
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.folders import load_head
-from graphkit.models.heads.load import head_sources
+from graphkit.models.heads.load import head_sources, load_head
 from small_llama import small_llama, target_features
 from small_targets import with_draft
 

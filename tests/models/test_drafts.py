@@ -10,7 +10,7 @@ from drafted_models import CASES, head_config, with_head
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import HeadSources
 from small_models import small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]

@@ -14,7 +14,7 @@ from transformers.integrations.moe import batched_mm_experts_forward
 
 from graphkit import models
 from graphkit.models import experts, running
-from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.quantization.weight import quantize_fp8, quantize_int4
 from small_models import small_model
 

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from graphkit import models
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.quantization.experts import QuantizedExperts
-from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedExperts, QuantizedLinear
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.stored_tensors import targets
 from mtp_folders import save_with_mtp

@@ -15,10 +15,8 @@ from graphkit import models
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.folders import head_algorithm, load_head
-from graphkit.models.heads.load import head_sources
-from graphkit.models.quantization.experts import QuantizedExperts
-from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.heads.load import head_algorithm, head_sources, load_head
+from graphkit.models.quantization.linear import QuantizedExperts, QuantizedLinear
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings
 from small_models import small_model

@@ -20,8 +20,7 @@ from causal_attention import causal_attend, run_head
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit.models import random_model, reference_engine, reference_target, shapes
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.folders import load_head
-from graphkit.models.heads.load import head_sources
+from graphkit.models.heads.load import head_sources, load_head
 from graphkit.models.tokenizer import encode
 from graphkit.ops.decoder import add_rms_norm
 from graphkit.ops.loop_layout import LoopEnd

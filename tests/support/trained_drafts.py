@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from causal_attention import run_head
+from graphkit.models.heads.layers import HeadSources
 from graphkit.models.heads.mtp import MtpHead
-from graphkit.models.heads.sources import HeadSources
 from graphkit.models.running import AttentionCall, attending
 
 LENGTH, WINDOWS, STEPS, RATE = 36, 8, 80, 4e-3

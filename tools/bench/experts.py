@@ -39,7 +39,7 @@ from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm
 from graphkit.cli.benchmarks import copy_bandwidth
 from graphkit.graphs import environment, resolve_device
 from graphkit.models.experts import _GATE, experts
-from graphkit.models.quantization.experts import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.ops.kernels import experts as kernels
 from graphkit.ops.kernels.experts import ExpertTiles, choose_tiles
 from graphkit.ops.kernels.quantized_linear_config import TiledProduct

@@ -17,10 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen3C
 from graphkit.models import TransformersModel
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.folders import load_head
-from graphkit.models.heads.load import head_sources
+from graphkit.models.heads.layers import HeadSources
+from graphkit.models.heads.load import head_sources, load_head
 from graphkit.models.heads.mtp import MtpHead, MtpLayer, load_mtp
-from graphkit.models.heads.sources import HeadSources
 from graphkit.models.layout import decoder_layers
 from graphkit.models.tokenizer import VOCAB_SIZE
 from training.folders import config_entries, save_draft_head, write_folder

@@ -18,8 +18,14 @@ from graphkit.audit.rows.known_rows import RowRun
 from graphkit.errors import TargetError
 from graphkit.graphs import StateSnapshot
 from graphkit.models.wrapper.comparison import skip_reason, unserved_field
-from graphkit.models.wrapper.requests import tree_requests, window_settings
-from graphkit.models.wrapper.text_batches import TextBatch, TextBatches, TreeRequest, run_batch
+from graphkit.models.wrapper.text_batches import (
+    TextBatch,
+    TextBatches,
+    TreeRequest,
+    run_batch,
+    tree_requests,
+    window_settings,
+)
 from graphkit.runners import Output, Runner
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode

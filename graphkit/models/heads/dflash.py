@@ -28,8 +28,7 @@ from graphkit.models.heads.dflash_parts import (
     DFlash2Layer,
     MarkovHead,
 )
-from graphkit.models.heads.layers import DraftHead
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import DraftHead, HeadSources
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.quantization.linear import Linear
 from graphkit.models.running import SelectedKeys

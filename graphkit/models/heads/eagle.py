@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from graphkit.errors import ConfigError
-from graphkit.models.heads.layers import DraftHead, OwnLayer
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import DraftHead, HeadSources, OwnLayer
 from graphkit.models.quantization.linear import Linear
 
 

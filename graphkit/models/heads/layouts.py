@@ -22,7 +22,7 @@ from typing import Any
 from graphkit.errors import CheckpointError, short_repr
 from graphkit.models.heads.config import TYPES, as_object, check_settings, layer_count
 from graphkit.models.heads.dflash_parts import BlockOptions
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import HeadSources
 
 NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
 _EAGLE_NAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}

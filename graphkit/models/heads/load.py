@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from graphkit.config import is_int
 from graphkit.distributed import RankGroup
-from graphkit.errors import ConfigError
+from graphkit.errors import CheckpointError, ConfigError, short_repr
+from graphkit.models.folder import StoredWeights, as_folder, read_config
 from graphkit.models.fusion.observation import deciding_by
-from graphkit.models.heads.config import ASSISTANTS
+from graphkit.models.heads import layouts
+from graphkit.models.heads.config import ASSISTANTS, head_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DraftModel, StandaloneDraft
-from graphkit.models.heads.folders import head_algorithm, load_head
-from graphkit.models.heads.layers import DraftHead
+from graphkit.models.heads.eagle import Eagle3Head, EagleHead
+from graphkit.models.heads.layers import DraftHead, HeadSources, check_fit
 from graphkit.models.heads.mtp import load_mtp
-from graphkit.models.heads.sources import HeadSources, check_fit
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.model import TransformersModel
+from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.quantization.linear import quantize_linears, set_row_invariant
 from graphkit.models.refusals import check_type
+from graphkit.models.stored_tensors import is_of_rounding
+from graphkit.models.tensor_parallel import RankSplit
 
+logger = logging.getLogger(__name__)
 ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
     "EAGLE": ("EAGLE",),
     "EAGLE3": ("EAGLE3",),
@@ -101,7 +110,9 @@ def load_draft(
         head: DraftHead = draft if isinstance(draft, DraftHead) else load_head(kind, draft, sources)
         check_fit(head.config, sources)
         if quantize is not None:
-            quantize_draft(head, quantize)
+            # An EAGLE head is quantised with its output head, which changes no text.
+            part = head.get_submodule("layers") if kind == "DFLASH" else head
+            quantize_linears(part, quantize)
         set_row_invariant(head, row_invariant)
         head.prepare(fuse=fuse)
     return head
@@ -141,13 +152,169 @@ def standalone_draft(draft: TransformersModel, target: TransformersModel) -> Sta
     return StandaloneDraft(draft.model, draft.layout)
 
 
-def quantize_draft(draft: nn.Module, quantize: str) -> None:
-    """Quantise a draft model in place: an EAGLE head as a whole, the decoder layers of others.
+def head_algorithm(folder: str | Path) -> str:
+    """Return the kind of draft model of a folder, by its settings and tensors.
 
-    The text does not depend on a draft model, only the number of accepted tokens does.
+    DFLASH, EAGLE3, EAGLE, MTP, STANDALONE, or ASSISTANT, whose type is in ``ASSISTANTS``.
+
+    A head has ``fc``, which merges embedding and feature, and MTP layers have ``eh_proj``. A folder
+    with layer 0, or without any of these, has a whole model.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+        ConfigError: The folder is neither a string nor a path.
+    """
+    folder = as_folder("head_algorithm", folder)
+    data = read_config(folder)
+    if data.get("model_type") in ASSISTANTS:
+        return "ASSISTANT"
+    if layouts.is_dflash(data):
+        return "DFLASH"
+    try:
+        names = plain_tensors(folder).forms
+    except CheckpointError:  # a language model in a layout that transformers reads
+        names = StoredWeights(folder).forms
+    if any(n.endswith(".eh_proj.weight") for n in names) and not any(
+        ".layers.0." in n for n in names
+    ):
+        return "MTP"
+    if "fc.weight" not in map(layouts.eagle_name, names):
+        return "STANDALONE"
+    return "EAGLE3" if layouts.is_eagle3(names) else "EAGLE"
+
+
+def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
+    """Build the draft head of a local folder.
 
     Args:
-        draft: The draft model.
-        quantize: See ``load_models``.
+        kind: ``EAGLE`` (also EAGLE-2), ``EAGLE3`` or ``DFLASH`` (also DFLASH 2 and DSPARK).
+        folder: ``config.json`` beside ``model.safetensors`` or ``pytorch_model.bin``, in one of the
+            layouts of ``layouts``. The layers are those of Llama, Mistral, Qwen2 or Qwen3.
+        target: The model that the head was trained for. The head uses its output head and its
+            embedding unless the folder contains them. Ranks that split it split the head too.
+
+    Returns:
+        The head on the target's device and in its dtype, in evaluation mode and without gradients.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target, or the ranks cannot split it evenly.
+        ConfigError: The folder is neither a string nor a path.
     """
-    quantize_linears(draft.layers if isinstance(draft, DFlashHead) else draft, quantize)
+    folder = as_folder("load_head", folder)
+    data, stored = read_config(folder), plain_tensors(folder)
+    _check_kind(kind, folder, data, stored)
+    rename = _NAMES[kind]
+    names = {rename(name) for name in stored.forms}
+    config, options, ignored = _OPTIONS[kind](data, names, target)
+    if confidence := sorted(name for name in ignored if name.startswith(_CONFIDENCE)):
+        logger.warning(
+            "%s has %s, which is not used: it says how many drafts are worth verifying, and a step "
+            "verifies num_draft_tokens of them.", folder, ", ".join(confidence),
+        )  # fmt: skip
+    own = {"has_embedding": "embed_tokens.weight" in names, "has_head": "lm_head.weight" in names}
+    build = partial(_CLASSES[kind], config, target, **own | options)
+    return _load(build, stored, target, ignored, rename)
+
+
+def _check_kind(kind: str, folder: Path, data: Mapping[str, object], stored: PlainTensors) -> None:
+    """Refuse a folder with a head of another kind."""
+    reason = ""
+    if kind == "DFLASH" and not layouts.is_dflash(data):
+        reason = (
+            "no DFLASH head: its config.json has no block_size. Use the algorithm EAGLE or EAGLE3 "
+            "for another head."
+        )
+    elif kind == "EAGLE" and layouts.is_eagle3(stored.forms):
+        reason = "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3."
+    elif kind == "EAGLE3" and not layouts.is_eagle3(stored.forms):
+        reason = (
+            "no EAGLE-3 head: it has no hidden_norm. Use the algorithm EAGLE for an EAGLE head."
+        )
+    if reason:
+        raise CheckpointError(f"{str(folder)!r} contains {reason}")
+
+
+Options = tuple[PreTrainedConfig, dict[str, Any], frozenset[str]]
+"""Settings of the layers, arguments of the class of a head, and tensors that it need not have."""
+
+
+def _eagle(data: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
+    config = head_config(layouts.eagle_layer_config(data))
+    has_bias = _FC_BIAS in names or layouts.flag(data, "fusion_bias")
+    return config, {"fc_bias": has_bias}, frozenset()
+
+
+def _eagle3(file: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
+    data = layouts.eagle3_settings(file)
+    config = head_config(layouts.nested_layer(data))
+    vocab_size = data.get("draft_vocab_size")
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    if not is_int(vocab_size) or vocab_size < 1:
+        raise CheckpointError(
+            f"config.json: draft_vocab_size must be an int >= 1, got {short_repr(vocab_size)}. "
+            "Correct it."
+        )
+    options: dict[str, Any] = {
+        "aux_layers": layouts.aux_layers(file),
+        "fc_bias": _FC_BIAS in names,
+        "norm_before_residual": layouts.flag(data, "norm_before_residual"),
+    }
+    if vocab_size != config.vocab_size or "d2t" in names:
+        options |= {"draft_vocab_size": vocab_size, "has_head": True}
+    # t2d marks the tokens of the draft vocabulary, which d2t lists too.
+    return config, options, frozenset({"t2d"})
+
+
+def _dflash(data: Mapping[str, object], names: set[str], target: HeadSources) -> Options:
+    config = head_config(layouts.dflash_layer_config(data, target))
+    confidence = frozenset(name for name in names if name.startswith(_CONFIDENCE))
+    return config, layouts.dflash_settings(data), confidence
+
+
+_FC_BIAS, _CONFIDENCE = "fc.bias", "confidence_head."
+_CLASSES: Mapping[str, type[DraftHead]] = {
+    "EAGLE": EagleHead, "EAGLE3": Eagle3Head, "DFLASH": DFlashHead,
+}  # fmt: skip
+_NAMES: Mapping[str, Callable[[str], str]] = {
+    "EAGLE": layouts.eagle_name, "EAGLE3": layouts.eagle3_name, "DFLASH": layouts.dflash_name,
+}  # fmt: skip
+_OPTIONS = {"EAGLE": _eagle, "EAGLE3": _eagle3, "DFLASH": _dflash}
+
+
+def _load(
+    build: Callable[[], DraftHead],
+    stored: PlainTensors,
+    target: HeadSources,
+    ignored: frozenset[str],
+    rename: Callable[[str], str],
+) -> DraftHead:
+    target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
+    try:
+        with torch.device("meta"):
+            head = build()
+            expected = head.state_dict()
+            split = None if group is None else RankSplit(head, group)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if split is not None:
+        split.cut(head)
+    head.to(target_weight.dtype)
+    names = {rename(name): name for name in stored.forms}
+    parts = {} if split is None else split.parts
+    is_quantised = stored.layout is not None
+    rounding = {new for new, name in names.items() if is_quantised and is_of_rounding(name)}
+    stored.fill(
+        head,
+        target_weight.device,
+        ignored=ignored | rounding,
+        rename=rename,
+        expected=expected,
+        parts=parts,
+        advice="Use a draft head without them, in the dtype of its training.",
+    )
+    dequantised = stored.keep_quantized(head, names, parts, target_weight.device)
+    stored.warn_dequantised(dequantised, head.dtype)
+    if split is not None:
+        split.install(head)
+    return head.eval().requires_grad_(False)

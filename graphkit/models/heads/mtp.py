@@ -23,6 +23,7 @@ from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.expert_weights import keep_experts
+from graphkit.models.folder import check_tensors
 from graphkit.models.heads.draft_model import DraftModel, last_rows
 from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, output_head
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
@@ -31,7 +32,6 @@ from graphkit.models.prepare import prepare_model
 from graphkit.models.quantization.linear import quantize_linears, restore_linears, set_row_invariant
 from graphkit.models.stored_tensors import is_of_rounding
 from graphkit.models.tensor_parallel import Part, RankSplit
-from graphkit.models.weight_files import check_tensors
 from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput

@@ -23,13 +23,14 @@ from torch import nn
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs.capture_failure import describe_exception
-from graphkit.models.wrapper.choices import (
+from graphkit.models.wrapper.module_rows import (
     Choices,
     joined_choices,
+    module_paths,
+    outer_modules,
     recorded_choices,
     taking_choices,
 )
-from graphkit.models.wrapper.module_rows import module_paths, outer_modules
 from graphkit.runners.comparison.differences import Rounding
 from graphkit.runners.mode_declaration import Numbers
 

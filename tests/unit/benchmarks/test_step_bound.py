@@ -18,7 +18,7 @@ from graphkit.models import reference, shapes
 from graphkit.models.heads.config import layer_config
 from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
-from graphkit.models.heads.sources import HeadSources
+from graphkit.models.heads.layers import HeadSources
 from graphkit.models.reference import ALGORITHMS, default_checkpoint
 from graphkit.models.shapes import shape_config
 from small_targets import drafted_llama

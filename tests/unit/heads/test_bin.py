@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from training.folders import save_draft_head
 
 from graphkit.errors import CheckpointError
-from graphkit.models.heads.folders import load_head
+from graphkit.models.heads.load import load_head
 
 BIN = "pytorch_model.bin"
 

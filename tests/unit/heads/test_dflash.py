@@ -13,7 +13,7 @@ from transformers import Qwen3Config
 from causal_attention import run_head
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.folders import head_algorithm, load_head
+from graphkit.models.heads.load import head_algorithm, load_head
 from graphkit.models.running import attending
 
 BLOCK, MASK = 4, 90

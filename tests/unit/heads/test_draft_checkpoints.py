@@ -13,7 +13,7 @@ from training.folders import save_draft_head
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle import EagleHead
-from graphkit.models.heads.folders import head_algorithm, load_head
+from graphkit.models.heads.load import head_algorithm, load_head
 
 KINDS = ("eagle", "eagle3")
 

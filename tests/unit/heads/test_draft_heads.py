@@ -12,7 +12,7 @@ from transformers import Qwen2Config
 
 from causal_attention import causal_attend, run_head
 from graphkit.errors import ConfigError
-from graphkit.models.heads import sources as head_sources
+from graphkit.models.heads import layers as head_sources
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 
 SIZES = (

@@ -12,7 +12,7 @@ from training.folders import save_draft_head
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.eagle import Eagle3Head
-from graphkit.models.heads.folders import load_head
+from graphkit.models.heads.load import load_head
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 AUTHORS = {"draft_vocab_size": 32, LAYER_IDS: [0, 1, 2]}

@@ -13,7 +13,7 @@ from transformers import Qwen3Config
 from causal_attention import causal_attend, run_head
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.dflash import DFlashHead
-from graphkit.models.heads.folders import head_algorithm, load_head
+from graphkit.models.heads.load import head_algorithm, load_head
 
 KINDS = ("eagle", "eagle3", "dflash")
 NESTED = {"eagle": "eagle_config", "eagle3": "eagle_config", "dflash": "dflash_config"}

@@ -9,7 +9,7 @@ from training.folders import config_entries
 
 from graphkit.errors import CheckpointError
 from graphkit.models.heads.config import layer_config
-from graphkit.models.heads.folders import load_head
+from graphkit.models.heads.load import load_head
 
 CONFIG = {
     "model_type": "llama",

@@ -10,7 +10,7 @@ import torch
 from graphkit import CheckpointError, ConfigError
 from graphkit.engine.attention import PagedAttention
 from graphkit.models import random_model
-from graphkit.models.heads.folders import head_algorithm, load_head
+from graphkit.models.heads.load import head_algorithm, load_head
 from graphkit.models.reference import (
     default_checkpoint,
     dflash_target,
