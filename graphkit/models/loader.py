@@ -29,7 +29,7 @@ from graphkit.models.generation import generation_defaults
 from graphkit.models.heads.assistant import AssistantDraft
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
-from graphkit.models.kv_scales import KVScales, read_kv_scales, with_kv_scales
+from graphkit.models.kv_scales import with_kv_scales
 from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_keys, check_loaded
 from graphkit.models.model import TransformersModel
@@ -189,7 +189,7 @@ def _loaded(
     group: RankGroup | None = None,
     prepares: bool = True,
 ) -> TransformersModel:
-    folder, stored_rows, scales, split = None, StoredRows(), KVScales(), None
+    folder, stored_rows, split = None, StoredRows(), None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
@@ -198,7 +198,7 @@ def _loaded(
             split.cut(model)
     else:
         folder = str(folder_or_model)
-        model, stored_rows, scales, split = _from_folder(
+        model, stored_rows, split = _from_folder(
             Path(folder), dtype, device, trust_remote_code, group
         )
         check_keys(Path(folder), model)
@@ -221,7 +221,8 @@ def _loaded(
     original = _shared_copy(model)
     with nullcontext() if split is None else deciding_by(split.all):
         layout = prepare_model(model, fuse=fuse)
-    layout = with_kv_scales(layout, model, scales, group)
+    if folder is not None:
+        layout = with_kv_scales(layout, model, Path(folder), group)
     _refuse_encoder(model, layout)
     loaded = TransformersModel(model, original, layout, folder, split=split)
     if check:
@@ -235,11 +236,10 @@ def _from_folder(
     device: torch.device,
     trust_remote_code: bool,
     group: RankGroup | None,
-) -> tuple[PreTrainedModel, StoredRows, KVScales, RankSplit | None]:
+) -> tuple[PreTrainedModel, StoredRows, RankSplit | None]:
     """Load a folder, its quantised layers by graphkit if it reads their layout.
 
-    Returns the model, what the folder has for its check and for pools of keys and values, and how
-    ranks split it.
+    Returns the model, what the folder has for its check, and how ranks split it.
     """
     has_config = False
     with suppress(OSError, ValueError):  # a name that no file can have
@@ -264,12 +264,10 @@ def _from_folder(
             raise CheckpointError(f"{folder} cannot be loaded: {error}") from error
         layout, reason = None, f"graphkit does not read it: {error}"
     if layout is not None or (group is not None and not settings):
-        model, stored_rows, split = load_weights(
+        return load_weights(
             folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
             group=group,
         )  # fmt: skip
-        scales = read_kv_scales(model, StoredWeights(folder), settings)
-        return model, stored_rows, scales, split
     if settings and not _has_quantizer(settings):
         raise CheckpointError(
             f"{folder} has quantised layers of the method {settings.get('quant_method')!r}, which "
@@ -282,8 +280,7 @@ def _from_folder(
             f"transformers reads and ranks do not split. Load it on one device. {reason}".rstrip(),
             field="group",
         )
-    model = _by_transformers(folder, dtype, trust_remote_code, reason)
-    return model, StoredRows(), read_kv_scales(model, StoredWeights(folder), settings), None
+    return _by_transformers(folder, dtype, trust_remote_code, reason), StoredRows(), None
 
 
 def _has_quantizer(settings: Mapping[str, Any]) -> bool:

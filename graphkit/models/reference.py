@@ -59,9 +59,7 @@ def reference_model(
     *,
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
-    quantize: str | None = None,
-    group: RankGroup | None = None,
-    row_invariant: bool = False,
+    **options: Any,
 ) -> TransformersModel:
     """Load the reference model, and its draft model for an algorithm.
 
@@ -71,9 +69,7 @@ def reference_model(
         dtype: Data type of weights and hidden states. In bfloat16, the output of a request can
             depend on the batch that it runs in, where two logits nearly tie. float32 makes such
             ties rare.
-        quantize: As for ``load``.
-        group: As for ``load``.
-        row_invariant: As for ``load``.
+        **options: ``quantize``, ``group`` and ``row_invariant`` of ``load``.
 
     Raises:
         ConfigError: An argument is unknown or out of range.
@@ -82,8 +78,8 @@ def reference_model(
     draft = default_checkpoint(_DRAFTS[name]) if name in _DRAFTS else None
     with _without_progress():
         return load(
-            default_checkpoint(), draft=draft, algorithm=name, dtype=dtype, quantize=quantize,
-            device=device, check=False, group=group, row_invariant=row_invariant,
+            default_checkpoint(), draft=draft, algorithm=name, dtype=dtype, device=device,
+            check=False, **options,
         )  # fmt: skip
 
 
@@ -98,15 +94,8 @@ def reference_engine(
 ) -> SpeculativeEngine:
     """Create an engine over the reference model. Nothing is captured yet.
 
-    By default, the end-of-text token is the ``bos_token_id``.
-
-    Args:
-        algorithm: See ``reference_model``.
-        device: See ``reference_model``.
-        dtype: See ``reference_model``.
-        quantize: See ``reference_model``.
-        group: See ``reference_model``.
-        **options: Arguments of ``TransformersModel.engine``.
+    By default, the end-of-text token is the ``bos_token_id``. The arguments are those of
+    ``reference_model``, and ``options`` those of ``TransformersModel.engine``.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -121,9 +110,7 @@ def reference_target(
     topk: int = 1,
     max_batch_size: int | None = None,
     attention: type[PagedAttention] | None = None,
-    quantize: str | None = None,
-    group: RankGroup | None = None,
-    row_invariant: bool = False,
+    **options: Any,
 ) -> CaptureTarget:
     """Create a target of the reference model with its EAGLE head and its MTP layers.
 
@@ -133,17 +120,14 @@ def reference_target(
         topk: 1 drafts and verifies chains of 4 tokens. More drafts trees of 8 tokens.
         max_batch_size: Number of requests; ``None`` selects 64 on CUDA and 8 elsewhere.
         attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
-        quantize: As for ``load``.
-        group: As for ``load``.
-        row_invariant: As for ``load``.
+        **options: As for ``reference_model``.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range.
     """
-    model = _on(device, "EAGLE", quantize, group, row_invariant)
-    chain = load_draft(
-        "MTP", default_checkpoint("mtp"), model, None, quantize, row_invariant=row_invariant
-    )
+    model = _on(device, "EAGLE", **options)
+    kept = {name: value for name, value in options.items() if name != "group"}
+    chain = load_draft("MTP", default_checkpoint("mtp"), model, None, **kept)
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")
 
@@ -170,20 +154,11 @@ def dflash_target(device: str = "cpu", *, max_batch_size: int | None = None) -> 
     return replace(target, name="reference model with DFLASH")
 
 
-def _on(
-    device: str,
-    algorithm: str,
-    quantize: str | None = None,
-    group: RankGroup | None = None,
-    row_invariant: bool = False,
-) -> TransformersModel:
+def _on(device: str, algorithm: str, **options: Any) -> TransformersModel:
     """Load the models: in bfloat16 on CUDA, in float32 elsewhere."""
     used = resolve_device(device)
     dtype = torch.bfloat16 if used.type == "cuda" else torch.float32
-    return reference_model(
-        algorithm, device=used, dtype=dtype, quantize=quantize, group=group,
-        row_invariant=row_invariant,
-    )  # fmt: skip
+    return reference_model(algorithm, device=used, dtype=dtype, **options)
 
 
 def _target(model: TransformersModel, max_batch_size: int | None, **settings: Any) -> CaptureTarget:

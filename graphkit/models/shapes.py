@@ -69,9 +69,8 @@ def random_model(
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
-    quantize: str | None = None,
     group: RankGroup | None = None,
-    row_invariant: bool = False,
+    **options: Any,
 ) -> TransformersModel:
     """Create a model of a shape and its draft model with random weights, made on the device.
 
@@ -87,10 +86,9 @@ def random_model(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: Data type of the weights.
         seed: Seed of the weights, an int from -2**63 to 2**64 - 1.
-        quantize: As for ``load``. The random weights are those without it, quantised.
         group: As for ``load``. Each rank makes the whole model and the whole draft head before they
             are split.
-        row_invariant: As for ``load``.
+        **options: ``quantize`` and ``row_invariant`` of ``load``.
 
     Raises:
         ConfigError: An argument has a wrong type or is out of range, the shape is unknown, or the
@@ -118,8 +116,7 @@ def random_model(
         split.cut(draft)
         split.install(draft)
     return load(
-        model, draft=draft, algorithm=name, quantize=quantize, device=used, check=False,
-        group=group, row_invariant=row_invariant,
+        model, draft=draft, algorithm=name, device=used, check=False, group=group, **options
     )  # fmt: skip
 
 
