@@ -55,7 +55,7 @@ def test_svg_is_valid_and_shows_the_record(run, saved, here):
     assert root.tag == f"{{{NAMESPACE}}}svg"
     shown = "".join(root.itertext()).replace("\xa0", " ")
     assert "graphkit capture: tiny" in shown
-    assert "TARGET_VERIFY, 4 tokens per request" in shown
+    assert "TARGET_VERIFY" in shown
     assert "6 live batches replayed" in shown
 
 
@@ -87,7 +87,7 @@ def test_svg_can_show_any_name(run, saved, here, name):
 @pytest.mark.parametrize(
     ("name", "begins", "holds"),
     [
-        ("out.html", "<!doctype html>", "DECODE 2"),
+        ("out.html", "<!doctype html>", "DECODE 1"),
         ("out.trace.json", '{"displayTimeUnit"', "DECODE 2 (not measured"),
         ("trace.json", '{"displayTimeUnit"', "DECODE 2 (not measured"),
         ("out.json", '{\n  "schema"', '"name": "DECODE 2"'),
@@ -105,7 +105,7 @@ def test_the_suffix_selects_the_format(run, with_nodes, here, name, begins, hold
 def test_html_escapes_the_name_of_a_kernel(run, with_nodes, here):
     assert run("export", with_nodes, "--out", "page.html").code == 0
     text = (here / "page.html").read_text()
-    assert text.count("</script>") == 3, "of the record, of its views and of the program"
+    assert text.count("</script>") == 2, "of the data and of the program"
     assert "gemm</script>" not in text
     assert "gemm&lt;/script&gt;&lt;b&gt;" in text
 

@@ -27,7 +27,7 @@ def test_the_step_is_captured_and_checked(run):
     ended = run("capture", "engine_target:right", "--mode", "Step", "--batch-sizes", "2")
     assert ended.code == 0
     assert ended.err.startswith("capturing STEP of table on cpu: 2 sizes, up to 3 requests")
-    assert "STEP, whole step of the engine" in ended.out
+    assert "WHILE again" in ended.out
     assert "STEP: 5 live batches replayed: each equals the padded step" in words(ended.out)
     assert "in one launch, as in single replays" in words(ended.out)
 

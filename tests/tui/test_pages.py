@@ -49,7 +49,8 @@ def test_the_overview_has_a_row_for_each_size(overview):
     assert sizes == [f"{m} {n}" for m in ("TARGET_VERIFY", "DRAFT_EXTEND_V2") for n in (1, 4, 8)]
     assert overview.cells("TARGET_VERIFY 8") == {
         "mode and size": "size 8", "nodes": "25", "pool": "2.0 MiB", "capture ms": "318.0",
-        "replay us": "114.00", "replays": "1,000", "padded rows": "", "fallbacks": "",
+        "replay us": "114.00", "eager us": "908.00", "difference": "0", "replays": "1,000",
+        "padded rows": "", "fallbacks": "",
     }  # fmt: skip
 
 

@@ -130,6 +130,8 @@ def test_a_wider_terminal_shows_more_columns(capture, drive):
         "ms",
         "replay",
         "us",
+        "eager",
+        "us",
         "replays",
         "padded",
         "rows",

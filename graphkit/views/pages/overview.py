@@ -69,6 +69,8 @@ def _columns(record: CaptureRecord) -> tuple[Column, ...]:
         count_column("pool", 3, size),
         count_column(figure_heading("capture_ms"), 6, "{:,.1f}".format),
         count_column(figure_heading("replay_us"), 1, us),
+        count_column(figure_heading("eager_us"), 8, us),
+        count_column("difference", 9, "{:.2g}".format),
         count_column("replays", 5),
         count_column("padded rows", 7),
         count_column("fallbacks", 4),
@@ -82,7 +84,7 @@ def _mode_row(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGro
         key=mode.mode,
         values=(
             mode.mode, None, mode.graph_bytes,
-            sum(captured.capture_ms for captured in mode.sizes), None,
+            sum(captured.capture_ms for captured in mode.sizes), None, None, None,
             stats.replays if stats else None, stats.padded_rows if stats else None, fallbacks,
         ),
         note="; ".join(_remarks(mode)),
@@ -122,7 +124,7 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
         note: str = "",
         time_us: float | None = None,
     ) -> Row:
-        values = name, nodes, None, None, time_us, None, None, None
+        values = name, nodes, None, None, time_us, None, None, None, None, None
         return section(f"{key} {name}", values, children, note=note)
 
     size, has_switch = sum(body.num_nodes for body in loop.bodies), len(loop.bodies) > 1
@@ -145,7 +147,8 @@ def _size_rows(
             key=f"{mode.mode} {captured.batch_size}",
             values=(
                 f"size {captured.batch_size}", captured.num_nodes, captured.pool_bytes,
-                captured.capture_ms, captured.replay_us, replays, None, None,
+                captured.capture_ms, captured.replay_us, captured.eager_us,
+                captured.largest_difference, replays, None, None,
             ),
             note=f"{mode.mode} {'; '.join((_checked(captured), *_remarks(mode)))}",
             links=_links(record, mode, captured, groups),
@@ -153,15 +156,11 @@ def _size_rows(
 
 
 def _checked(captured: SizeRecord) -> str:
-    facts = [f"size {captured.batch_size}, {count_of(captured.num_tokens, 'row')}"]
-    if captured.eager_us is not None:
-        facts.append(f"{us(captured.eager_us)} us eager")
-    if captured.largest_difference is not None:
-        facts.append(
-            f"largest difference from eager {captured.largest_difference:.2g} "
-            f"(batches compared: {captured.batches_compared:,})"
-        )
-    return ", ".join(facts)
+    size = f"size {captured.batch_size}, {count_of(captured.num_tokens, 'row')}"
+    if captured.largest_difference is None:
+        return size
+    batches = count_of(captured.batches_compared, "batch")
+    return f"{size}, largest difference from eager of {batches} {captured.largest_difference:.2g}"
 
 
 def _links(

@@ -1,11 +1,10 @@
-"""A CaptureRecord as text: one table per mode, and the verdict; and the memory of its graphs."""
+"""A CaptureRecord as text: its overview, and the verdict; and the memory of its graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import (
@@ -13,27 +12,19 @@ from graphkit.records import (
     MemoryEstimate,
     Mismatch,
     ModeRecord,
-    SizeRecord,
     WrapperRecord,
     count_of,
     distinct_text,
-    figure_heading,
 )
-from graphkit.views.formatting import (
-    environment_line,
-    facts_table,
-    number,
-    plain,
-    size,
-    text_table,
-    us,
-)
+from graphkit.views.formatting import facts_table, plain, size, text_table
+from graphkit.views.pages.overview import overview_page
+from graphkit.views.text.page import page_view
 
 _MAX_MISMATCHES = 10
 
 
 def capture_view(record: CaptureRecord) -> RenderableType:
-    """Return where the capture ran, one table per mode, and the verdict on its replays."""
+    """Return the overview of the capture and the verdict on its replays."""
     return Group(*_parts(record))
 
 
@@ -52,46 +43,14 @@ def memory_view(estimate: MemoryEstimate) -> RenderableType:
 
 
 def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
-    yield Text(environment_line(record.target, record.backend, record.environment))
+    yield page_view(overview_page(record))
+    yield ""
     for mode in record.modes:
-        yield _mode_table(record, mode)
         if in_loops := sum(loop.graph_bytes for loop in mode.loops):
             yield Text(f"loops take {size(in_loops)} of the pool")
-        if mode.eager_reason:
-            yield Text(f"stays eager: {mode.eager_reason}", style="yellow")
     yield from _verdict(record)
     if record.wrapper is not None:
         yield from _wrapper_verdict(record.wrapper)
-
-
-def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
-    width = f"{count_of(mode.tokens_per_request, 'token')} per request"
-    table = Table(
-        title=f"{mode.mode}, {'whole step of the engine' if mode.loops else width}",
-        title_justify="left",
-        title_style="bold",
-    )
-    nodes = "nodes" if record.backend == "cuda" else "ops"
-    times = [figure_heading(name) for name in ("capture_ms", "replay_us", "eager_us")]
-    for name in ("size", nodes, times[0], "pool", *times[1:]):
-        table.add_column(name, justify="right")
-    table.add_column("eager / replay", justify="right")
-    table.add_column("largest difference", justify="right")
-    for captured in mode.sizes:
-        table.add_row(*_cells(captured))
-    return table
-
-
-def _cells(captured: SizeRecord) -> Iterator[str]:
-    yield str(captured.batch_size)
-    yield str(captured.num_nodes)
-    yield f"{captured.capture_ms:.1f}"
-    yield size(captured.pool_bytes)
-    yield us(captured.replay_us)
-    yield us(captured.eager_us)
-    both = captured.replay_us and captured.eager_us
-    yield f"{captured.eager_us / captured.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
-    yield number(captured.largest_difference, ".2g")
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:

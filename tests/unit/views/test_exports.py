@@ -60,11 +60,11 @@ def test_every_format_of_a_record_with_graphs(request, kind):
 def test_svg_of_a_capture_is_its_table_unless_a_graph_is_selected(capture):
     whole = shown(FORMATS[".svg"](Export(capture)))
     assert "graphkit capture: tiny" in whole
-    assert "eager / replay" in whole
+    assert "mode and size" in whole
     assert "module and node" not in whole
     one = shown(FORMATS[".svg"](Export(capture, mode="DRAFT", batch_size=4)))
     assert one.count("module and node") == 1
-    assert "eager / replay" not in one
+    assert "mode and size" not in one
 
 
 def test_json_of_a_selection_is_the_record_with_those_graphs(capture):
