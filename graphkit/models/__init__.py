@@ -1,6 +1,6 @@
 """Causal language models of transformers over graphkit's pools, without code per architecture.
 
-``load`` learns what a model keeps (``layout``), lets its attention (``attention``, ``pools``) and
+``load`` learns what a model keeps (``layout``), lets its attention (``forward``, ``pools``) and
 its recurrent layers (``recurrent``) run over graphkit's pools, and checks the result.
 """
 

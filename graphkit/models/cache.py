@@ -9,7 +9,7 @@ The argument that takes the cache is ``cache`` from 5.24 on, and ``past_key_valu
 # ruff: noqa: ARG002 - the signatures are those of transformers.Cache
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -71,15 +71,17 @@ class CacheUse:
         return {self._argument: self._cache} if self._argument else {}
 
     @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Note what modules do with the cache."""
+    def observed(self, check: Callable[[nn.Module, Any], None]) -> Iterator[None]:
+        """Note what modules do with the cache, and call ``check`` with each and its result."""
         cache, running = self._cache, self._running
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             running.append((module, _receiver(module, args, kwargs)))
 
-        def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        def leave(module: nn.Module, _args: Any, output: Any) -> None:
             running.pop()
+            if output is not None:
+                check(module, output)
 
         def noting(method: Any, modules: dict[int, tuple[nn.Module, str]]) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:

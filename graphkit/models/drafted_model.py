@@ -20,9 +20,10 @@ from graphkit.models.folder import abbreviate
 from graphkit.models.forward import TransformersForward
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import ModelLayout, head_shape, output_head
-from graphkit.models.pools import LayerGroupAttention, all_slots, recurrent_states, slot_bytes
+from graphkit.models.pools import LayerGroupAttention, all_slots, slot_bytes
 from graphkit.models.prepare import rotation_limit
 from graphkit.models.quantization.linear import QuantizedExperts
+from graphkit.models.scans import state_pool
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
@@ -307,7 +308,9 @@ class DraftedModel:
             self.layout.indexers, slots, attention, self.row_invariant or self.device.type == "cpu",
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
-        states = recurrent_states(self.layout, requests.size, width, self.device)
+        layers, states = self.layout.recurrent, None
+        if layers:
+            states = state_pool(layers, requests.size, width, self.device)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
         forward = TransformersForward(self.model, self.layout, backend, states, aux_layers)
@@ -328,7 +331,8 @@ class DraftedModel:
             names = abbreviate(sorted(self.layout.torch_products))
             reasons.append(f"modules multiply by torch ({names})")
         is_half = self.device.type == "cuda" and self.dtype == torch.bfloat16
-        if is_half and not self._has(QuantizedExperts) and experts_of(self.model):
+        is_plain = not any(isinstance(each, QuantizedExperts) for each in self.model.modules())
+        if is_half and is_plain and experts_of(self.model):
             reasons.append("torch multiplies more than 64 rows with experts")
         if self.layout.indexers:
             reasons.append(f"{self.layout.indexers[0].name} selects keys by torch")
@@ -337,7 +341,3 @@ class DraftedModel:
         if not has_row_invariant_products(self.device, self.dtype):
             reasons.append(f"torch multiplies {self.dtype} on this device")
         return reasons
-
-    def _has(self, kind: type[nn.Module]) -> bool:
-        """Return whether the model has a module of a class."""
-        return any(isinstance(module, kind) for module in self.model.modules())

@@ -27,7 +27,7 @@ from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.quantization.stored import StoredLayout
 from graphkit.models.quantization.weight import QuantizedWeight
-from graphkit.models.refusals import model_error
+from graphkit.models.refusals import load_error
 from graphkit.models.stored_tensors import Target, check_stored, targets
 from graphkit.models.tensor_parallel import Part, RankSplit
 
@@ -137,7 +137,7 @@ def _from_tensors(
     except CheckpointError:  # of a tensor
         raise
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise model_error(folder, error, trust_remote_code=trust_remote_code) from error
+        raise load_error(folder, error, trust_remote_code=trust_remote_code) from error
     model: PreTrainedModel
     model, report = loaded
     model.__class__ = kind
@@ -238,7 +238,7 @@ def _model_on_meta(
                 trust_remote_code=trust_remote_code,
             )  # fmt: skip
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise model_error(folder, error, trust_remote_code=trust_remote_code) from error
+        raise load_error(folder, error, trust_remote_code=trust_remote_code) from error
     return model
 
 

@@ -43,7 +43,7 @@ from graphkit.models.quantization.linear import (
 from graphkit.models.quantization.settings import check_quantization_keys, quantization_settings
 from graphkit.models.quantization.stored import stored_layout
 from graphkit.models.quantization.weight import check_quantization
-from graphkit.models.refusals import check_model, check_type, model_error
+from graphkit.models.refusals import check_model, check_type, load_error
 from graphkit.models.stored_tensors import check_stored
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_reads import dequantize_read_weights
@@ -303,9 +303,7 @@ def _by_transformers(
             output_loading_info=True,
         )
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise model_error(
-            folder, error, trust_remote_code=trust_remote_code, note=reason
-        ) from error
+        raise load_error(folder, error, trust_remote_code=trust_remote_code, note=reason) from error
     model: PreTrainedModel
     model, report = loaded
     check_stored(folder, model, report, StoredWeights(folder))

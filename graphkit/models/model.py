@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Unpack
 
 import torch
@@ -235,6 +235,12 @@ class TransformersModel(DraftedModel):
             if run.attention.kv_pool is not model.attention.kv_pool:
                 tensors = run.attention.kv_pool.tensors()
                 state |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+
+        def engine(*, device: object, **options: Any) -> SpeculativeEngine:  # noqa: ARG001 - the weights have it
+            return self.engine_with(
+                spec, max_batch_size, max_context_len, kv_dtype, attention=attention, **options
+            )
+
         return CaptureTarget(
             name=type(self.model).__name__,
             spec=spec,
@@ -244,9 +250,7 @@ class TransformersModel(DraftedModel):
             mutable_state=state,
             attention=backends,
             draft_token_map=None if draft is None else draft.token_map,
-            engine=partial(
-                _engine_of_target, self, spec, max_batch_size, max_context_len, kv_dtype, attention
-            ),
+            engine=engine,
             model=self.original if kv_dtype in (None, self.dtype) else None,
             recurrent_state=states,
             group=self.group,
@@ -263,20 +267,3 @@ class TransformersModel(DraftedModel):
             **options: Arguments of ``target``.
         """
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
-
-
-def _engine_of_target(
-    model: TransformersModel,
-    spec: SpecConfig,
-    max_batch_size: int,
-    max_context_len: int,
-    kv_dtype: torch.dtype | None,
-    attention: type[PagedAttention] | None,
-    *,
-    device: object,  # noqa: ARG001 - commands pass it; the weights have it
-    **options: Any,
-) -> SpeculativeEngine:
-    """Create the engine of a target; ``options`` are those that commands pass."""
-    return model.engine_with(
-        spec, max_batch_size, max_context_len, kv_dtype, attention=attention, **options
-    )

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from graphkit.buffers import (
     AttentionInputs,
@@ -35,15 +36,12 @@ from graphkit.engine.kv import (
     IndexKeyPool,
     MHATokenToKVPool,
     MLATokenToKVPool,
-    RecurrentStatePool,
     ReqToTokenPool,
 )
 from graphkit.engine.kv.pool import LayerGroupKVPool
 from graphkit.errors import ConfigError, short_repr
-from graphkit.models.attention import padded_to
-from graphkit.models.layout import AttentionLayer, IndexLayer, ModelLayout
+from graphkit.models.layout import AttentionLayer, IndexLayer
 from graphkit.models.running import AttentionCall, IndexBatch
-from graphkit.models.scans import state_pool
 from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.kv_cache import FP8
 from graphkit.spec import ForwardMode
@@ -182,7 +180,7 @@ class LayerGroupAttention(PooledAttention):
             call = call.expanded()
             parts = (call.query, call.key, call.value)
             size = pool.head_dim  # type: ignore[union-attr]
-            query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
+            query, key, value = (_padded_to(part[0].transpose(0, 1), size) for part in parts)
         if call.selected is None:
             attended = group.attend(
                 index, query, key, value, out_cache_loc, metadata,
@@ -206,7 +204,7 @@ class LayerGroupAttention(PooledAttention):
         Stores nothing: the pools have the keys and values of all rows.
         """
         group, index = self._place[layer]
-        padded = padded_to(query, group.kv_pool.head_dim)  # type: ignore[union-attr]
+        padded = _padded_to(query, group.kv_pool.head_dim)  # type: ignore[union-attr]
         attended = group.attend_stored(index, padded, metadata, window=window, follows_store=False)
         return attended[..., : query.shape[-1]].contiguous()
 
@@ -275,33 +273,6 @@ def attention_class(attention: object, device: torch.device) -> type[PagedAttent
     )
 
 
-def recurrent_states(
-    layout: ModelLayout, requests: int, width: int, device: torch.device
-) -> RecurrentStatePool | None:
-    """Create the pool of a model's recurrent states, or ``None`` without such layers.
-
-    Args:
-        layout: The layers of the model.
-        requests: Request rows.
-        width: Most nodes per request in one step.
-        device: Device of the states.
-
-    Raises:
-        ConfigError: Two layers have states of different shapes.
-    """
-    layers = layout.recurrent
-    if not layers:
-        return None
-    for layer in layers[1:]:
-        if layer.shapes != layers[0].shapes:
-            raise ConfigError(
-                f"{layer.name} has states {dict(layer.shapes)}, but {layers[0].name} has "
-                f"{dict(layers[0].shapes)}: graphkit keeps one shape of each kind for all layers.",
-                field="model",
-            )
-    return state_pool(layers, requests, width, device)
-
-
 def _pool_scales(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return the scales of the heads of layers, [layers, M], if a pool of the dtype has any."""
     if dtype != FP8:
@@ -332,3 +303,8 @@ def _pool_shape(layer: AttentionLayer, dtype: torch.dtype) -> tuple[type[Pool], 
 def all_slots(requests: ReqToTokenPool, page_size: int) -> int:
     """Return the KV slots of every request at its longest, in whole pages."""
     return requests.size * -(-requests.max_context_len // page_size) * page_size
+
+
+def _padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Return rows with zeros behind the elements of their heads, up to ``size`` elements."""
+    return rows if rows.shape[-1] == size else pad(rows, (0, size - rows.shape[-1]))

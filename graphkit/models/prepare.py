@@ -35,8 +35,8 @@ from transformers import PreTrainedModel
 
 from graphkit.engine.attention import AbsorbedProjections
 from graphkit.models import experts
-from graphkit.models.attention import IMPLEMENTATION
 from graphkit.models.cache import IndexCache, LatentCache, PastLength
+from graphkit.models.forward import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.fusion.observation import Run, random_logits
 from graphkit.models.layout import IndexLayer, ModelLayout, output_head

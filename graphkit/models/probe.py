@@ -6,8 +6,6 @@ states and index keys are those that the model's own cache holds after the forwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +45,7 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
         probe.mask = ids.new_ones(1, 1, 2, 2, dtype=torch.bool).tril()
         inputs["attention_mask"] = probe.mask
     attend = attending(probe.attend, positions[0])
-    with torch.no_grad(), cache.observed(), probe.checking(), attend:
+    with torch.no_grad(), cache.observed(probe.check), attend:
         _run_alone(model, inputs)
     cached = cache.cached_layers()
     if cached > len(probe.attention):
@@ -114,24 +112,12 @@ class _Probe:
         _, heads, rows, _ = call.query.shape
         return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
 
-    @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Check what the modules return that use recurrent states and index keys."""
-
-        def leave(module: nn.Module, _args: Any, output: Any) -> None:
-            if output is not None and module in dict(self.cache.indexers.values()):
-                self._check_selection(module, output)
-            if output is not None and module in dict(self.cache.mixers.values()):
-                self._check_mixed(module, output)
-
-        hooks = [
-            module.register_forward_hook(leave, always_call=True) for module in self.model.modules()
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def check(self, module: nn.Module, output: Any) -> None:
+        """Check what a module returns, if it uses recurrent states or index keys."""
+        if module in dict(self.cache.indexers.values()):
+            self._check_selection(module, output)
+        if module in dict(self.cache.mixers.values()):
+            self._check_mixed(module, output)
 
     def recurrent_layers(self) -> tuple[RecurrentLayer, ...]:
         layers = []

@@ -29,18 +29,25 @@ def one_line(error: Exception) -> str:
 
 
 def load_error(
-    folder: str | Path, error: Exception, *, what: str = "", trust_remote_code: bool = False
+    folder: str | Path,
+    error: Exception,
+    *,
+    what: str = "",
+    trust_remote_code: bool = False,
+    note: str = "",
 ) -> CheckpointError:
-    """Return the error of a part of a folder that transformers refuses.
+    """Return the error of a folder, or a part of it, that transformers refuses.
 
-    It names ``config.json`` instead if transformers cannot read that.
+    It names ``config.json`` if transformers cannot read that, or creates no model from it, or else
+    a file of weights that is missing or damaged.
 
     Args:
         folder: The folder.
         error: What transformers raised. It names its argument ``trust_remote_code`` if the folder
             has Python code that it needs.
-        what: What cannot be loaded, such as its tokenizer; empty for the folder.
+        what: A part that needs no model, such as the tokenizer; empty for the model.
         trust_remote_code: As for ``load``.
+        note: Ends the text of an error with another cause.
     """
     if "trust_remote_code" in str(error):
         return CheckpointError(
@@ -48,35 +55,13 @@ def load_error(
             "the code, then pass trust_remote_code=True, or --trust-remote-code to a command."
         )
     try:
-        _settings(folder, trust_remote_code)
-    except CheckpointError as wrong:
-        return wrong
-    return _refusal(what or str(folder), error)
-
-
-def model_error(
-    folder: Path, error: Exception, *, trust_remote_code: bool = False, note: str = ""
-) -> CheckpointError:
-    """Return the error of a folder whose model transformers refuses.
-
-    It names ``config.json`` if transformers creates no model from it, or else a file of weights
-    that is missing or damaged.
-
-    Args:
-        folder: The folder.
-        error: As for ``load_error``.
-        trust_remote_code: As for ``load``.
-        note: Ends the text of an error with another cause.
-    """
-    if "trust_remote_code" in str(error):
-        return load_error(folder, error)
-    try:
         config = _settings(folder, trust_remote_code)
-        _create(folder, config, trust_remote_code)
-        StoredWeights(folder)
+        if not what:
+            _create(folder, config, trust_remote_code)
+            StoredWeights(Path(folder))
     except CheckpointError as wrong:
         return wrong
-    return _refusal(str(folder), error, note)
+    return _refusal(what or str(folder), error, note)
 
 
 def _settings(folder: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -89,7 +74,7 @@ def _settings(folder: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def _create(folder: Path, config: PreTrainedConfig, trust_remote_code: bool) -> None:
+def _create(folder: str | Path, config: PreTrainedConfig, trust_remote_code: bool) -> None:
     """Create the model of a folder without memory for its weights."""
     try:
         with torch.device("meta"):

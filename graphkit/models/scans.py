@@ -27,7 +27,7 @@ from transformers.activations import ACT2FN
 from graphkit.engine.kv import RecurrentStatePool
 from graphkit.engine.kv.recurrent_rows import ScanRows, States
 from graphkit.engine.kv.scanned import ScanShape
-from graphkit.errors import GraphkitError
+from graphkit.errors import ConfigError, GraphkitError
 from graphkit.models.cache import NodeCache, RowsCache
 from graphkit.models.fusion.observation import agree
 from graphkit.models.layout import RecurrentLayer
@@ -364,8 +364,25 @@ def _difference(
 def state_pool(
     layers: Sequence[RecurrentLayer], requests: int, width: int, device: torch.device
 ) -> RecurrentStatePool:
-    """Return a pool for layers of the same states."""
+    """Create the pool of the states of recurrent layers.
+
+    Args:
+        layers: The layers, at least one.
+        requests: Request rows.
+        width: Most nodes per request in one step.
+        device: Device of the states.
+
+    Raises:
+        ConfigError: Two layers have states of different shapes.
+    """
     first = layers[0]
+    for layer in layers[1:]:
+        if layer.shapes != first.shapes:
+            raise ConfigError(
+                f"{layer.name} has states {dict(layer.shapes)}, but {first.name} has "
+                f"{dict(first.shapes)}: graphkit keeps one shape of each kind for all layers.",
+                field="model",
+            )
     shapes = dict(first.shapes)
     if first.recurrence is not None:
         shapes[first.recurrence.kind] = first.recurrence.state

@@ -129,14 +129,21 @@ def check_stored(
             f"{list(expected)}. Correct config.json."
         )
     placed = targets(model, stored.forms)
-    unused = _unused(report["unexpected_keys"], {t.name: name for name, t in placed.items()})
+    stored_by_target = {target.name: name for name, target in placed.items()}
+    unused = sorted({stored_by_target.get(name, name) for name in report["unexpected_keys"]})
     if missing := sorted({*report["missing_keys"]} - {*held}):
         raise _without(missing, unused, model, folder)
     state = model.state_dict()
     if getattr(model, "hf_quantizer", None) is None:
         for name, target in placed.items():
-            if target.name in state and state[target.name].is_floating_point():
-                _check_dtype(folder, name, stored.forms[name][1])
+            is_float = target.name in state and state[target.name].is_floating_point()
+            if is_float and stored.forms[name][1] not in _FLOATS:
+                raise CheckpointError(
+                    f"{folder}: {name} is stored as {stored.forms[name][1]}, and no "
+                    "quantization_config in config.json or hf_quant_config.json says how to scale "
+                    "its numbers. Add it as the folder was published, or use a folder of "
+                    "unquantised weights."
+                )
     config = read_config(folder)
     has_parts = config.get("is_encoder_decoder") or any(
         isinstance(part, Mapping) and "model_type" in part and name not in TEXT_PARTS
@@ -189,20 +196,6 @@ def is_of_rounding(name: str) -> bool:
     graphkit rounds no activations. Pools take the scales of keys and values; see ``kv_scales``.
     """
     return bool(_ACTIVATIONS.search(name)) or scale_place(name) is not None
-
-
-def _unused(unexpected: Collection[str], stored_by_target: Mapping[str, str]) -> list[str]:
-    """Return the stored names of tensors that transformers did not expect."""
-    return sorted({stored_by_target.get(name, name) for name in unexpected})
-
-
-def _check_dtype(folder: Path, name: str, dtype: str) -> None:
-    if dtype not in _FLOATS:
-        raise CheckpointError(
-            f"{folder}: {name} is stored as {dtype}, and no quantization_config in config.json or "
-            "hf_quant_config.json says how to scale its numbers. Add it as the folder was "
-            "published, or use a folder of unquantised weights."
-        )
 
 
 def _has_no_effect(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from graphkit.engine import SamplingParams, TokenDecoder
+from graphkit.engine import SamplingParams
 from graphkit.errors import CheckpointError, InputError
 from graphkit.models.generation import folder_defaults
 from graphkit.models.refusals import load_error, one_line
@@ -44,7 +44,7 @@ def load_tokenizer(
 
 
 class FolderTokenizer:
-    """Text as tokens of a folder, with the interface ``Tokenizer``.
+    """Text as tokens of a folder.
 
     The stop tokens are ``eos_token_id`` of ``generation_config.json``, of which null is none, else
     of ``config.json``. ``defaults`` is what these files say about a request.
@@ -53,6 +53,9 @@ class FolderTokenizer:
         folder: A folder of transformers.
         vocab_size: Size of the model's vocabulary; larger stop tokens are left out.
         trust_remote_code: Whether Python code in the folder runs.
+
+    Attributes:
+        stop_ids: Tokens that end a text.
 
     Raises:
         CheckpointError: The folder has no tokenizer, or a file is damaged.
@@ -67,11 +70,22 @@ class FolderTokenizer:
         self.stop_ids: frozenset[int] = self.defaults.parameters["stop_token_ids"]
 
     def sampling_params(self, **changes: Any) -> SamplingParams:
-        """See ``Tokenizer.sampling_params``."""
+        """Return the sampling parameters of the model's texts, its stop tokens among them.
+
+        Args:
+            **changes: Arguments of ``SamplingParams`` that replace them.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
         return self.defaults.sampling_params(**changes)
 
     def encode(self, text: str) -> list[int]:
-        """See ``Tokenizer.encode``."""
+        """Return the token ids of a text, with the special tokens that start one.
+
+        Raises:
+            InputError: The text cannot be encoded.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -84,7 +98,14 @@ class FolderTokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """See ``Tokenizer.encode_chat``."""
+        """Return the token ids of a chat, up to the start of the reply.
+
+        Args:
+            messages: Each with a ``role`` and a ``content``, and what else the template reads.
+
+        Raises:
+            CheckpointError: There is no chat template, or it cannot be rendered.
+        """
         try:
             ids: Any = self._tokenizer.apply_chat_template(
                 [*map(dict, messages)], add_generation_prompt=True, return_dict=False
@@ -97,7 +118,7 @@ class FolderTokenizer:
         return list(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See ``Tokenizer.decode``."""
+        """Return the text of token ids, without special tokens."""
         text = self._tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -110,48 +131,11 @@ END_OF_TEXT = 0
 """Separator between the files of the training corpus."""
 
 
-class Tokenizer(TokenDecoder, Protocol):
-    """Converts text to token ids and back.
+class ByteTokenizer:
+    """Tokenizer whose token ids are the values of bytes, with the methods of ``FolderTokenizer``.
 
     Text may contain lone surrogates from ``surrogateescape``, one per byte that is not UTF-8.
-
-    Attributes:
-        stop_ids: Tokens that end a text.
     """
-
-    stop_ids: frozenset[int]
-
-    def sampling_params(self, **changes: Any) -> SamplingParams:
-        """Return the sampling parameters of the model's texts, its stop tokens among them.
-
-        Args:
-            **changes: Arguments of ``SamplingParams`` that replace them.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, with the special tokens that start one.
-
-        Raises:
-            InputError: The text cannot be encoded.
-        """
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of a chat, up to the start of the reply.
-
-        Args:
-            messages: Each with a ``role`` and a ``content``, and what else the template reads.
-
-        Raises:
-            CheckpointError: The model has no chat template, or it cannot be rendered.
-            InputError: The text cannot be encoded.
-        """
-
-
-class ByteTokenizer:
-    """Tokenizer whose token ids are the values of bytes, with the interface ``Tokenizer``."""
 
     stop_ids = frozenset({END_OF_TEXT})
 
@@ -204,3 +188,7 @@ def decode(ids: Iterable[int]) -> str:
             "output of the reference models only.",
             field="ids",
         ) from error
+
+
+Tokenizer = FolderTokenizer | ByteTokenizer
+"""What commands take."""

@@ -17,7 +17,7 @@ CHUNK = 16
 
 def test_dropped_chunks_are_found_at_the_first_row_of_the_second_chunk(monkeypatch):
     """Llama 4 marks chunks in the mask alone, which the registry does not pass on."""
-    monkeypatch.setattr(models.attention, "_chunk_size", lambda _: 0)
+    monkeypatch.setattr(models.forward, "_chunk_size", lambda _: 0)
     model = small_model("llama4_text", attention_chunk_size=CHUNK)
     loaded = models.load(model, device="cpu", check=False)
     target = loaded.target(max_batch_size=4, max_context_len=64)

@@ -45,7 +45,7 @@ def messages(caplog):
 
 @pytest.mark.parametrize("size", [40, 300])
 def test_dropped_chunks_are_found_at_load(size, monkeypatch, caplog):
-    monkeypatch.setattr("graphkit.models.attention._chunk_size", lambda _: 0)
+    monkeypatch.setattr("graphkit.models.forward._chunk_size", lambda _: 0)
     caplog.set_level(logging.INFO, "graphkit")
     with pytest.raises(ConfigError, match=f"position {size} of request 0"):
         models.load(with_chunks(size), device="cpu")

@@ -106,8 +106,9 @@ def write_eagle_head(folder, checkpoint):
 
 def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
     """Write a random EAGLE-3 head for the target in a checkpoint folder."""
+    from training.folders import save_draft_head
+
     from graphkit.models.heads.eagle import Eagle3Head
-    from graphkit.models.heads.load import save_draft_head
 
     torch.manual_seed(9)
     config, target = _parts_of_heads(checkpoint)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
-from graphkit.models.attention import IMPLEMENTATION
+from graphkit.models.forward import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import AttentionLayer, ModelLayout, output_head

@@ -19,7 +19,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
-from graphkit.models.attention import IMPLEMENTATION
+from graphkit.models.forward import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
 from graphkit.models.fusion.observation import ROWS, observe
 from graphkit.models.heads.config import check_layers

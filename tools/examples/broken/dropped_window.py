@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface, MistralConfig, MistralForCausalLM
 
 import graphkit as gk
-from graphkit.models.attention import attention
+from graphkit.models.forward import attention
 
 CONFIG = MistralConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
