@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.runs.comparison import Comparison, compare_runs
+from graphkit.audit.runs.comparison import Comparison, compare_runs, live_sizes
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
 from graphkit.engine.step import SpecStepInputs
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, environment
@@ -62,8 +62,8 @@ def capture_target(
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
         inspect: Whether to inspect every graph and measure its nodes: the record's ``graphs``.
-        compares_all: Whether to check each size with all live batch sizes that it holds. If False,
-            with one request, and with those that no smaller size holds.
+        compares_all: Whether to check each size with all live batch sizes that it holds, or with
+            those of ``live_sizes``.
         progress: Called with the number of steps done, the total, and a text for the step.
 
     Returns:
@@ -182,10 +182,9 @@ class _ModeCapture:
         self._runner, self._draw, self._compare = runner, draw, compare
         self._progress, self.mismatches = progress, list[Mismatch]()
         sizes = runner.table.sizes
-        smaller = [0] * len(sizes) if compares_all else [0, *sizes]
         self._live_sizes = {
-            size: sorted({1, *range(least + 1, size + 1)})
-            for least, size in zip(smaller, sizes, strict=False)
+            size: range(1, size + 1) if compares_all else live_sizes(runner.table, size)
+            for size in sizes
         }
         self._total, self._done = len(sizes) + sum(map(len, self._live_sizes.values())), 0
         progress(0, self._total, f"{runner.mode.name} capturing {sizes[-1]}")

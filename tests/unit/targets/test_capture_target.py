@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,15 +41,16 @@ def leak_next_row(hidden, inputs):
     return hidden + hidden.roll(-1, 0)
 
 
-def test_a_first_look_compares_each_batch_size_where_it_replays(make_target):
-    target = make_target(modes=MODES[:1])
+def test_a_first_look_compares_the_least_and_most_requests_of_a_size(make_target):
+    sizes = replace(make_target().sizes, max_batch_size=16)
+    target = make_target(modes=MODES[:1], sizes=sizes, batch_sizes=[4, 16])
     done = []
     record = gk.capture_target(
         target, device="cpu", compares_all=False, progress=lambda *step: done.append(step)
     )
     compared = {size.batch_size: size.batches_compared for size in record.sizes}
-    assert compared == {2: len([1, 2]), 4: len([1, 3, 4])}
-    assert done[-1][:2] == (7, 7)
+    assert compared == {4: len([1, 2, 3, 4]), 16: len([1, 5, 8, 15, 16])}
+    assert done[-1][:2] == (11, 11)
 
 
 def places(record, kind):
