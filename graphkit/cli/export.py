@@ -24,7 +24,7 @@ Formats:
   .svg         a picture of the record's tables; with --mode, of the graphs
   .trace.json  a timeline for Perfetto
 
-Pictures of a graph with 500 nodes or more show the nodes of equal layers once.
+A picture of a graph with 500 nodes or more shows the modules that the screen opens with.
 
 Exit code 2: the record cannot be read, or lacks the nodes that the format shows.
 

@@ -25,14 +25,14 @@ from graphkit.records import (
 from graphkit.views.html import html_text
 from graphkit.views.pages import GraphGroup, memory_page
 from graphkit.views.pages.comparison import diff_page
-from graphkit.views.pages.graph import picture_page
+from graphkit.views.pages.graph import graph_page
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.text.audit import audit_view
 from graphkit.views.text.bench import bench_view
 from graphkit.views.text.capture import capture_view
 from graphkit.views.text.generate import generate_view
 from graphkit.views.text.inspect import inspect_view
-from graphkit.views.text.page import page_view
+from graphkit.views.text.page import LARGE, page_view
 from graphkit.views.trace import trace_text
 
 _FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
@@ -116,7 +116,9 @@ def _view(export: Export) -> RenderableType:
 
 def _graph_view(named: NamedGraph) -> RenderableType:
     """Return the page of a graph and, closed, the page of its memory."""
-    shown, (_, graph) = page_view(picture_page(named)), named
+    graph = named[1]
+    page = graph_page(GraphGroup((named,)), 0)
+    shown = page_view(page, is_expanded=len(graph.nodes) < LARGE)
     if graph.memory is None:
         return shown
     return Group(shown, "", page_view(memory_page(GraphGroup((named,)), 0), is_expanded=False))

@@ -26,13 +26,13 @@ from graphkit.views.formatting import (
 )
 from graphkit.views.frames import module_frames
 from graphkit.views.module_tree import node_parts, nodes_in_modules, source_cell, total_us
-from graphkit.views.pages.graph import graph_page, picture_page
+from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.kernels import BYTES_NOTE, kernels_page
 from graphkit.views.pages.node import NODE_COLUMNS, argument_rows, node_facts
 from graphkit.views.pages.page_model import GraphGroup, Page, Row
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import NamedGraph, with_only
-from graphkit.views.text.page import flatten, page_view
+from graphkit.views.text.page import LARGE, flatten, page_view
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _TEXT_WIDTH = 100
@@ -71,9 +71,10 @@ def _asset(name: str) -> str:
 
 
 def _text(named: NamedGraph) -> str:
-    """Return the page of a graph as text; of equal layers, only the first one's nodes."""
+    """Return the page of a graph as text; of a large one, the rows that the screen opens with."""
     console = Console(width=_TEXT_WIDTH, file=io.StringIO(), color_system=None, _environ={})
-    console.print(page_view(picture_page(named).without_pictures()))
+    page = graph_page(GraphGroup((named,)), 0).without_pictures()
+    console.print(page_view(page, is_expanded=len(named[1].nodes) < LARGE))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return "\n".join(escape(line.rstrip(), quote=False) for line in lines) + "\n\n"
 

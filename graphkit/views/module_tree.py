@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -14,8 +14,6 @@ NodeInModules = tuple[tuple[str, ...], Node]
 PHASES = ("draft", "build", "verify", "accept", "extend")
 """Scopes of ``graphkit.engine.step`` that a whole step consists of."""
 _STEP = "STEP"
-_LARGE = 500
-"""Number of nodes from which on a picture of each node is too large to read."""
 _FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
 _MOST_LINES = 2
 """Lines to name in a sentence; more are counted."""
@@ -129,16 +127,6 @@ def shortened(branch: Branch) -> tuple[str, Branch]:
     return name, branch
 
 
-def equal_layers(root: Branch) -> dict[str, str]:
-    """Return the layers that are equal to an earlier one beside them, with the path of that one.
-
-    Args:
-        root: Tree of a graph. One of fewer than 500 nodes has no such layers: a picture of it can
-            show every node.
-    """
-    return dict(_equal_layers(root)) if root.num_nodes >= _LARGE else {}
-
-
 def any_layer(module: str) -> str:
     """Return the path of a module with ``*`` for each number, which is equal for all layers."""
     return ".".join("*" if name.isdecimal() else name for name in module.split("."))
@@ -176,16 +164,6 @@ def _phase(node: Node) -> str:
     if at is None:
         return ""
     return "build" if names[at + 1 : at + 2] == ["build"] else names[at]
-
-
-def _equal_layers(branch: Branch) -> Iterator[tuple[str, str]]:
-    first: dict[Hashable, str] = {}
-    for child in branch.children:
-        same = first.setdefault(child.content, child.path) if child.is_layer else child.path
-        if same == child.path:
-            yield from _equal_layers(child)
-        else:
-            yield child.path, same
 
 
 def _is_inside_measured(node: Node, known: Mapping[int, Node]) -> bool:

@@ -1,4 +1,4 @@
-"""Lines of Python files that made nodes: their names, and their text from this machine."""
+"""The text of the line that made a node, from a file of this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from glob import escape
 from pathlib import Path
 
 _SOURCE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d{1,7})(?: in (?P<function>.+))?")
 _MAX_BYTES = 1 << 20
-_MAX_FOLDERS = 1000
-"""Folders of each root to look into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,24 @@ def source_code(source: str, around: int = 3) -> SourceCode:
     """Return the line that ``Node.source`` names and the lines around it; executes nothing.
 
     A record keeps the last folder and the name of a file alone. So the file is searched in the
-    working folder, the folders in it, and those of ``sys.path``; it is used only if it is the one
-    file of that name, at most 1 MiB large, in which the named function contains the line. The
-    file may still differ from the one that was captured.
+    working folder, in the folders in it and in those of ``sys.path``, up to two levels below. It is
+    used only if it is the one file of that name, at most 1 MiB large, in which the named function
+    contains the line. The file may still differ from the one that was captured.
     """
     named = _SOURCE.fullmatch(source)
     if not named:
         return SourceCode(problem="no line of a Python file")
     line, function = int(named["line"]), named["function"] or "<module>"
-    paths = [path for path in _files(named["path"], _roots()) if _has(path, line, function)]
+    try:
+        here = str(Path.cwd())
+    except OSError:  # the working folder was removed
+        here = sys.path[0]
+    paths = _files(named["path"], (here, *sys.path))
+    paths = tuple(path for path in paths if _has(path, line, function))
     if len(paths) != 1:
         problem = "several files match" if paths else "not on this machine, or changed since"
         return SourceCode(problem=problem)
-    texts = _lines(paths[0])
-    first = max(line - around, 1)
+    texts, first = _lines(paths[0]), max(line - around, 1)
     lines = tuple(enumerate(texts[first - 1 : line + around], first))
     return SourceCode(str(paths[0]), lines, line)
 
@@ -81,47 +84,27 @@ def _bodies(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((f.name, f.body[0].lineno, f.end_lineno or 0) for f in functions)
 
 
-def _roots() -> tuple[str, ...]:
-    try:
-        here = str(Path.cwd())
-    except OSError:  # the working folder was removed
-        here = ""
-    return tuple(dict.fromkeys([here, *(folder or here for folder in sys.path)]))
-
-
 @lru_cache(maxsize=1024)
 def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the files of that name in these folders, or two folders below the first one."""
+    """Return the files of that name, with their last folder, in folders and two levels below."""
     parts = Path(name).parts
     if not 1 <= len(parts) <= 2 or ".." in parts or Path(name).is_absolute():
         return ()
-    folders = [Path(root) for root in roots if root]
-    if len(parts) == 2 and folders:
-        inside = _folders(folders[0])
-        below = (inner for folder in inside for inner in _folders(folder))
-        folders += [*inside, *below, *(inner for root in folders[1:] for inner in _folders(root))]
-    paths = (folder / name for folder in folders)
-    return tuple(dict.fromkeys(path.resolve() for path in paths if _is_readable(path)))
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.glob("[!.]*/"))[:_MAX_FOLDERS]
-    except OSError:
-        return []
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size <= _MAX_BYTES
-    except (OSError, ValueError):
-        return False
+    levels = ("", "[!.]*/", "[!.]*/[!.]*/") if len(parts) == 2 else ("",)
+    found = dict[Path, None]()
+    for at, root in enumerate(roots):  # the first one is the working folder
+        for level in levels[: 2 if at else 3]:
+            try:
+                paths = Path(root).glob(level + escape(name))
+                found |= dict.fromkeys(path.resolve() for path in paths)
+            except (OSError, ValueError):  # a folder that cannot be read, or was removed
+                continue
+    return tuple(path for path in found if path.is_file() and path.stat().st_size <= _MAX_BYTES)
 
 
 @lru_cache(maxsize=64)
 def _lines(path: Path) -> tuple[str, ...]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return tuple(file.read(_MAX_BYTES).splitlines())
+        return tuple(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:
         return ()

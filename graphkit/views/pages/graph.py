@@ -5,7 +5,7 @@ In a whole step, the modules are inside of its phases.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -15,7 +15,6 @@ from graphkit.views.formatting import bar, graph_facts, size, us
 from graphkit.views.module_tree import (
     Branch,
     common_part,
-    equal_layers,
     module_tree,
     node_parts,
     node_phases,
@@ -25,7 +24,6 @@ from graphkit.views.module_tree import (
 )
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
-from graphkit.views.selection import NamedGraph
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -62,29 +60,6 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         opened=frozenset(_opened(rows)),
         empty="this graph has no nodes",
     )
-
-
-def picture_page(named: NamedGraph) -> Page:
-    """Return the page of a graph alone; of equal layers of a large one, only the first one's nodes.
-
-    For pictures and texts, in which nothing can be opened or closed.
-    """
-    page, (_, graph) = graph_page(GraphGroup((named,)), 0), named
-    return replace(page, rows=tuple(_without_repeats(page.rows, equal_layers(module_tree(graph)))))
-
-
-def _without_repeats(rows: Iterable[Row], equal: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows without those inside of layers that equal an earlier one."""
-    for row in rows:
-        around = f"{row.key}."
-        first = next((other for path, other in equal.items() if around.startswith(f"{path}.")), "")
-        if first:
-            name, *others = row.values
-            yield replace(row, values=(f"{name}, as {first}", *others), make_children=None)
-        elif row.make_children and not row.is_run:
-            yield replace(row, make_children=partial(_without_repeats, row.children, equal))
-        else:
-            yield row
 
 
 def _crumb(title: str, graph: GraphRecord) -> str:

@@ -28,6 +28,8 @@ _Test = Callable[[Row], bool]
 GAP = 2
 """Cells between two columns."""
 _BOLD = Style(bold=True)
+LARGE = 500
+"""Number of nodes from which on a picture of each node is too large to read."""
 _ASCII_BAR = str.maketrans("█▉▊▋▌▍▎▏", "#### " + " " * 3)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from graphkit.records import Edge, Environment, GraphRecord, Node
 from graphkit.views import FORMATS, Export
-from graphkit.views.module_tree import equal_layers, module_tree
+from graphkit.views.module_tree import module_tree
 
 
 @pytest.fixture
@@ -121,24 +121,8 @@ def graph_of(layers, *, kernels=10, other=None, scope="", mode="DECODE"):
     )
 
 
-@pytest.mark.parametrize(
-    ("graph", "others"),
-    [
-        (graph_of(50), range(1, 50)),
-        (graph_of(50, other=3), [n for n in range(1, 50) if n != 3]),
-        (graph_of(50, other=0), range(2, 50)),
-        (graph_of(4), []),
-    ],
-)
-def test_layers_of_large_graphs_are_equal_if_their_kernels_are(graph, others):
-    first = "layers.1" if others and others[0] == 2 else "layers.0"
-    assert equal_layers(module_tree(graph)) == {f"layers.{n}": first for n in others}
-
-
-def test_a_picture_of_3000_nodes_keeps_the_count_and_the_time_of_each_layer():
+def test_a_picture_of_3000_nodes_has_the_rows_that_the_screen_opens_with():
     svg = FORMATS[".svg"](Export(graph_of(60, kernels=50)))
     shown = "".join(ET.fromstring(svg).itertext()).replace("\xa0", " ")
-    assert shown.count("k49") == 1
-    assert "0.mlp " in shown
-    for layer in range(1, 60):
-        assert re.search(rf"\b{layer}.mlp, as layers.0 +50 +100.00", shown), layer
+    assert re.search(r"layers +3,000 +6,000.00", shown)
+    assert "k49" not in shown
