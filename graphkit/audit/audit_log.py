@@ -43,6 +43,32 @@ class Check:
         usual = {"advice": kind.advice, "severity": kind.severity, **self._facts}
         self.findings.append(Finding(kind=kind.value, text=text, **(usual | facts)))
 
+    def report_row(
+        self,
+        kind: FindingKind,
+        wrong: Mismatch,
+        live: int,
+        sides: tuple[str, str],
+        more: str = "",
+        **facts: Any,
+    ) -> None:
+        """Add a finding about a row that differs between two runs.
+
+        Args:
+            kind: As for ``report``.
+            wrong: The row, and its numbers.
+            live: Number of live requests.
+            sides: Where the number that was got is from, and where the expected one is.
+            more: Further sentences, with a space before them.
+            facts: As for ``report``.
+        """
+        numbers = row_facts(wrong)
+        text = (
+            f"{row_text(wrong, live)} is {numbers['after']} {sides[0]} and {numbers['before']} "
+            f"{sides[1]}{f' ({wrong.distance})' if wrong.distance else ''}.{more}"
+        )
+        self.report(kind, text, **({"field": wrong.field} | numbers | facts))
+
 
 class AuditLog:
     """Checks and findings of a target's audits, in the order in which the audits ran.

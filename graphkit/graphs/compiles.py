@@ -125,6 +125,37 @@ def _log(found: Compile) -> None:
     logger.warning("%s while serving, at %s", found.text, found.source or "an unknown line")
 
 
+Launched = Callable[[str, Mapping[str, Any]], object]
+"""Called with the name of a kernel and its arguments by name; ``grid`` is the launch size."""
+
+
+@contextmanager
+def observed_launches(on_launch: Launched) -> Iterator[None]:
+    """Call a function before each launch of a Triton kernel in a block, on all threads.
+
+    Triton launches ``kernel[grid](...)`` through ``JITFunction.run``, for autotuned kernels too.
+    """
+    if "triton" not in sys.modules:
+        yield
+        return
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+
+    def observed(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup:
+            with suppress(Exception):  # another version of Triton may keep its names elsewhere
+                named = dict(zip(self.arg_names, args, strict=False)) | kwargs
+                on_launch(self.fn.__name__, named | {"grid": grid})
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    JITFunction.run = observed
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+
+
 def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> int:
     """Run functions so that the kernels of their ops are compiled in parallel, and wait for them.
 

@@ -14,6 +14,7 @@ from graphkit.audit.capture_differences import (
     CaptureDifference,
     capture_differences,
     differing_bytes,
+    location,
 )
 from graphkit.audit.node_switches import Incomparable
 from graphkit.audit.recaptures import Recaptures
@@ -138,30 +139,17 @@ def _first_argument(
 ) -> _ArgumentDifference | None:
     """Return the first difference of nodes and arguments that has a meaning."""
     for difference in differences:
-        index = difference.node
-        if difference.what == "number of nodes":
-            text = f"A new capture has {difference.after} nodes; the graph has {difference.before}."
-            return index, text
-        one, other = _pointer(before[index], difference), _pointer(after[index], difference)
+        is_of_node = difference.what != "number of nodes"
+        one, other = (
+            _pointer(nodes[difference.node], difference) if is_of_node else None
+            for nodes in (before, after)
+        )
         if one and other and one.memory == other.memory == "pool":
             continue  # each graph has its own memory
-        name = after[index].short_name
-        if difference.what == "kernel":
-            text = (
-                f"Node {index} of a new capture is {name}; in the graph it is "
-                f"{before[index].short_name}."
-            )
-        else:
-            values = (
-                one.name if one else difference.before,
-                other.name if other else difference.after,
-            )
-            text = (
-                f"A new capture differs first in node {index} ({name}): "
-                f"{_property_name(after[index], difference)} is {values[1]}; in the graph it is "
-                f"{values[0]}."
-            )
-        return index, text
+        earlier = one.name if one else difference.before
+        now = other.name if other else difference.after
+        text = f"A new capture differs first in {location(difference, after)}: it is {now}; in the "
+        return difference.node, f"{text}graph it is {earlier}."
     return None
 
 
@@ -171,13 +159,6 @@ def _pointer(node: Node, difference: CaptureDifference) -> Pointer | None:
         return None
     pointers = node.arguments[difference.argument].pointers
     return next((p for p in pointers if p.offset <= difference.offset < p.offset + 8), None)
-
-
-def _property_name(node: Node, difference: CaptureDifference) -> str:
-    if difference.argument is None:
-        return difference.what
-    name = f"argument {difference.argument} {node.arguments[difference.argument].name}".rstrip()
-    return f"{name} at byte {difference.offset}" if difference.offset else name
 
 
 def _common_differences(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphkit.audit.audit_log import Check, row_facts, row_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
-from graphkit.records import Finding, Mismatch, count_of
+from graphkit.records import Finding, Mismatch, Node, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 
@@ -118,28 +118,35 @@ class ShadowFindings:
         more: str = "",
         **facts: Any,
     ) -> None:
-        facts |= row_facts(wrong)
-        distance = f" ({wrong.distance})" if wrong.distance else ""
-        text = (
-            f"{row_text(wrong, runs.batch.batch_size)} is {facts['after']} {sides[0]} and "
-            f"{facts['before']} {sides[1]}{distance}.{more}"
-        )
-        self._report(kind, runs, wrong.field, text, **facts)
+        if self._is_new(kind, runs, wrong.field):
+            text, facts["node"] = self._diverging(kind, runs, facts.get("node"))
+            facts |= self._place(runs, wrong.field)
+            live = runs.batch.batch_size
+            self._check.report_row(kind, wrong, live, sides, more + text, **facts)
 
     def _report(
         self, kind: FindingKind, runs: EqualStateRuns, field: str, text: str, **facts: Any
     ) -> None:
         """Report a finding once, with the first node that differs if the graph is bisected."""
-        if not self._is_new(kind, runs, field):
-            return
-        if kind is FindingKind.GRAPH_BUG and self._bisect:
-            try:
-                divergence = first_divergence(runs, self._weights)
-            except Exception as error:  # the finding is reported anyway
-                divergence = Divergence(f"A new capture fails: {_described(error)}")
-            text, facts["node"] = f"{text} {divergence.text}", divergence.node
-        facts |= {"field": field, "cause": field.partition(" of ")[0]}
-        self._check.report(kind, text, batch_size=runs.padded_batch_size, **facts)
+        if self._is_new(kind, runs, field):
+            more, facts["node"] = self._diverging(kind, runs, facts.get("node"))
+            self._check.report(kind, text + more, **facts, **self._place(runs, field))
+
+    def _diverging(
+        self, kind: FindingKind, runs: EqualStateRuns, node: Node | None
+    ) -> tuple[str, Node | None]:
+        """Return how a wrong graph differs from a new capture, and the node."""
+        if kind is not FindingKind.GRAPH_BUG or not self._bisect:
+            return "", node
+        try:
+            divergence = first_divergence(runs, self._weights)
+        except Exception as error:  # the finding is reported anyway
+            divergence = Divergence(f"A new capture fails: {_described(error)}")
+        return f" {divergence.text}", divergence.node
+
+    def _place(self, runs: EqualStateRuns, field: str) -> dict[str, Any]:
+        cause = field.partition(" of ")[0]
+        return {"field": field, "cause": cause, "batch_size": runs.padded_batch_size}
 
     def _is_new(self, kind: str, runs: EqualStateRuns, field: str) -> bool:
         key = kind, runs.padded_batch_size, field

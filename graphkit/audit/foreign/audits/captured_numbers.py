@@ -58,8 +58,8 @@ class CapturedNumber:
 
     Attributes:
         held: Where the program holds it.
-        op: Name of the operation, such as ``mul``.
-        argument: Name of its argument in the operation's schema.
+        op: Name of the operation, such as ``mul``, or of a kernel of Triton.
+        argument: Name of its argument; ``grid`` for the launch size of a kernel.
         value: The argument, which may be computed from the number.
         derive: Computes the argument from the number.
         node: Index of the operation's node, or of the next one if it is a view.
@@ -95,11 +95,15 @@ class NumberSearch:
     def note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: int) -> None:
         """Search the numbers among the arguments of an operation that is about to run."""
         with suppress(Exception):  # the program must not see an error of the search
-            self._note(op, args, kwargs, node)
+            self.calls.append(noted_call(op, args, kwargs))
+            self._search(self.calls[-1][0], list(_numbers_in(op, args, kwargs)), node)
 
-    def _note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: int) -> None:
-        given = list(_numbers_in(op, args, kwargs))
-        self.calls.append(noted_call(op, args, kwargs))
+    def note_launch(self, kernel: str, arguments: Mapping[str, Any], node: int) -> None:
+        """Search the numbers that a kernel of Triton is about to be launched with."""
+        with suppress(Exception):
+            self._search(kernel, list(_named_numbers(arguments.items())), node)
+
+    def _search(self, op: str, given: Sequence[tuple[str, Any]], node: int) -> None:
         if not given:
             return
         frames = user_frames()
@@ -115,9 +119,7 @@ class NumberSearch:
                 code, line = frames[0].f_code, frames[0].f_lineno
                 file = "/".join(code.co_filename.split("/")[-2:])
                 source = f"{file}:{line} in {code.co_name}"
-                number = CapturedNumber(
-                    held, self.calls[-1][0], argument, value, derive, node, source
-                )
+                number = CapturedNumber(held, op, argument, value, derive, node, source)
                 self._found.setdefault((id(held.root), held.steps), number)
 
 
@@ -286,7 +288,11 @@ def _numbers_in(
     op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     names = [argument.name for argument in schema(op).arguments]
-    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+    return _named_numbers((*zip(names, args, strict=False), *kwargs.items()))
+
+
+def _named_numbers(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in arguments:
         for one in value if type(value) in (list, tuple) else (value,):
             if type(one) in NUMBERS:
                 yield name, one

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from graphkit.audit.audit_log import Check
@@ -44,7 +44,7 @@ from graphkit.audit.foreign.registration import registration_of
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range
 from graphkit.graphs import Attribution
-from graphkit.graphs.compiles import Compile, CompileWatch
+from graphkit.graphs.compiles import Compile, CompileWatch, observed_launches
 from graphkit.graphs.streams import ONE_STREAM_ADVICE
 from graphkit.records import AuditReport, count_of
 from graphkit.records.audit import NOT_CHECKED, Audit
@@ -340,6 +340,7 @@ class FollowedCapture(CaptureObserver):
         self._program = program
         self._active: list[tuple[PoolId, Range]] = []
         self.search: NumberSearch | None = None
+        self._launches = ExitStack()
 
     def before_begin(self) -> None:
         """Note also the memory that is in use."""
@@ -350,14 +351,21 @@ class FollowedCapture(CaptureObserver):
         self._active = [(pool, span) for pool, span in held if pool != DEFAULT_POOL]
 
     def after_begin(self) -> None:
-        """Let nothing wait for the device meanwhile."""
+        """Let nothing wait for the device meanwhile, and observe launches of Triton kernels."""
         self._program.capture_began()
         super().after_begin()
+        self._launches.enter_context(observed_launches(self._note_launch))
 
     def before_end(self) -> None:
         """Allow checks again."""
+        self._launches.close()
         self._program.capture_ended()
         super().before_end()
+
+    def _note_launch(self, kernel: str, arguments: Mapping[str, Any]) -> None:
+        if self.search is not None and self.attribution is not None:
+            self.attribution.add_new_nodes()
+            self.search.note_launch(kernel, arguments, len(self.attribution.origins))
 
     def after_end(self, graph: Any) -> None:
         """Follow the graph."""

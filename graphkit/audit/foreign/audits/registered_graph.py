@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check, row_facts, row_text
+from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
 from graphkit.audit.foreign.audits.checked_memory import NotChecked
@@ -80,16 +80,10 @@ class RegisteredGraph:
             raise NotChecked("repeated runs of the body differ")
         if verdict.wrong is None:
             return
-        where = row_text(verdict.wrong, self._live)
-        facts = row_facts(verdict.wrong)
         text, place = _first_other_call(self._graph.followed.calls, calls)
-        check.report(
-            FindingKind.GRAPH_BUG,
-            f"{where} is {facts['after']} from the graph and {facts['before']} without it.{text}",
-            field=verdict.wrong.field,
-            cause=place.get("source", "output"),
-            **facts,
-            **place,
+        cause, sides = place.get("source", "output"), ("from the graph", "without it")
+        check.report_row(
+            FindingKind.GRAPH_BUG, verdict.wrong, self._live, sides, text, cause=cause, **place
         )
 
     def check_pads(self, check: Check) -> None:
@@ -98,7 +92,7 @@ class RegisteredGraph:
         if not self._live or self._live == size:
             check.text = "no pad rows in this replay"
             return
-        contents = ("as the program left them", "the declared pads", "other numbers")
+        contents = ("what the program left", "the declared pads", "other numbers")
         fills = (None, _zeros, _first_row)
         results = [self._filled(fill) for fill in fills]
         check.text = f"{count_of(size - self._live, 'pad row')} with three contents"
@@ -110,18 +104,10 @@ class RegisteredGraph:
                 wrong = self._difference(results[0], results[index], 0.0)
             if wrong is None:
                 continue
-            facts = row_facts(wrong)
             first, place = self._first_node(fill)
-            check.report(
-                kind,
-                f"{row_text(wrong, self._live)} is {facts['before']} with pad rows "
-                f"{contents[0]}, and {facts['after']} with {contents[index]} there.{first}",
-                field=wrong.field,
-                names=tuple(known.inputs),
-                cause=place.get("source", "output"),
-                **facts,
-                **place,
-            )
+            sides = f"with {contents[index]} in pad rows", f"with {contents[0]} there"
+            place |= {"cause": place.get("source", "output"), "names": tuple(known.inputs)}
+            check.report_row(kind, wrong, self._live, sides, first, **place)
             return
 
     def _filled(self, fill: Any) -> Tensors:

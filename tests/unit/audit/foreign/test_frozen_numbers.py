@@ -307,3 +307,50 @@ def program():
     (found,) = findings(text)
     assert found.severity == WARN
     assert "[4]" in found.text
+
+
+TRITON = """
+from triton.runtime.jit import JITFunction
+
+def scale(out, factor, BLOCK):
+    pass
+
+kernel = JITFunction(scale)
+
+def program():
+    engine = Engine(factor=2.0, blocks=3)
+    def step():
+        kernel[(engine.blocks + 1,)](out, engine.factor, BLOCK=8)
+        out.mul_(2)
+    graph = engine.capture(step)
+    graph.replay()
+    {change}
+    graph.replay()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("engine.factor = 3.0", "`Engine.factor` was 2.0 at the capture and is 3.0 now"),
+        ("engine.blocks = 4", "`Engine.blocks` was 3 at the capture and is 4 now"),
+        ("engine.other = 4", None),
+    ],
+)
+def test_numbers_of_a_launch_of_triton_are_followed(findings, monkeypatch, change, expected):
+    jit = pytest.importorskip("triton.runtime.jit")
+    launches = []
+
+    def run(kernel, *arguments, grid, warmup, **named):
+        launches.append((grid, named))
+
+    monkeypatch.setattr(jit.JITFunction, "run", run)
+    found = findings(TRITON.format(change=change))
+    assert launches == [((4,), {"BLOCK": 8})]
+    assert jit.JITFunction.run is run
+    assert len(found) == (expected is not None)
+    for finding in found:
+        argument = "grid" if "blocks" in change else "factor"
+        assert expected in finding.text
+        assert f"in argument `{argument}` of `scale`" in finding.text
+        assert finding.source.endswith("in step")

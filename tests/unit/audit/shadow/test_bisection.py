@@ -55,10 +55,8 @@ def test_a_frozen_number_is_a_graph_bug(capture, batch_of, watched, scaled):
         f"row 0 of next_token_logits (request 0 of 3) is {finding.after} from the graph and "
         f"{finding.before} without it ("
     )
-    assert " ulp of float32). A new capture differs first in node " in finding.text
-    assert finding.text.endswith(
-        f"{finding.node} (mul): argument 1 other is 0.5; in the graph it is 1.0."
-    )
+    assert " ulp of float32). A new capture differs first in argument 1 of `mul` " in finding.text
+    assert finding.text.endswith(f"(node {finding.node}): it is 0.5; in the graph it is 1.0.")
     assert (finding.kernel, finding.module) == ("mul", "Tiny")
     assert "conftest.py" in finding.source
     assert finding.source.endswith("in scaled")
@@ -79,8 +77,8 @@ def test_a_weight_that_was_replaced_is_a_graph_bug(capture, batch_of, watched):
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
     assert finding.text.endswith(
-        f"node {finding.node} (addmm): argument 2 mat2 is float32 [8, 32] at head.weight; in the "
-        "graph it is float32 [8, 32] at external memory."
+        f"argument 2 of `addmm` (node {finding.node}): it is float32 [8, 32] at head.weight; in "
+        "the graph it is float32 [8, 32] at external memory."
     )
     assert (finding.kernel, finding.module) == ("addmm", "head")
 
@@ -92,7 +90,7 @@ def test_undeclared_memory_that_was_replaced_is_a_graph_bug(capture, batch_of, w
     table["bias"] = torch.randn(HIDDEN)
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert f"first in node {finding.node} (add): argument 1 other is constant #" in finding.text
+    assert f"first in argument 1 of `add` (node {finding.node}): it is constant #" in finding.text
     assert finding.source.endswith("in <lambda>")
 
 
@@ -126,7 +124,7 @@ def test_a_graph_that_lacks_a_node(capture, batch_of, watched):
     runner, model = capture(mix)
     model.steps = -100
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.text.endswith("Node 4 of a new capture is mul; in the graph it is addmm.")
+    assert finding.text.endswith("in the kernel of node 4: it is mul; in the graph it is addmm.")
 
 
 @pytest.mark.usefixtures("unseen_numbers")
@@ -144,7 +142,7 @@ def test_a_graph_that_lacks_the_last_node(capture, batch_of, target_of, watched,
     nodes = runner.graphs[4].num_nodes
     model.scale = 2.0
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.text.endswith(f"A new capture has {nodes + 1} nodes; the graph has {nodes}.")
+    assert finding.text.endswith(f"number of nodes: it is {nodes + 1}; in the graph it is {nodes}.")
     assert finding.kernel == "mul"
 
 
@@ -192,7 +190,7 @@ def test_a_chain_of_graphs_is_bisected_as_one(capture):
         with ShadowWatch(runner, every=1, weights=target.weights, bisect=True) as watch:
             runner.replay(target.batch(LAYERS, 2, 1))
     (finding,) = watch.findings
-    assert finding.text.endswith("(mul): argument 1 other is 0.5; in the graph it is 1.0.")
+    assert finding.text.endswith(f"(node {finding.node}): it is 0.5; in the graph it is 1.0.")
     assert finding.source.endswith("in scaled_layer")
 
 
