@@ -124,7 +124,7 @@ def test_a_graph_that_lacks_a_node(capture, batch_of, watched):
     runner, model = capture(mix)
     model.steps = -100
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.text.endswith("in the kernel of node 4: it is mul.Tensor; in the graph it is addmm.")
+    assert finding.text.endswith("kernel of node 4: it is mul.Tensor; in the graph it is addmm.")
 
 
 @pytest.mark.usefixtures("unseen_numbers")
