@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,11 +22,10 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from graphkit.engine.kv import IndexKeyPool
 from graphkit.errors import ConfigError
+from graphkit.models.running import IndexBatch
 from graphkit.models.versions import RECURRENT
 from graphkit.models.wrapper.model_logits import cache_argument
-from graphkit.ops.attention_layout import DenseLayout
 
 _STATE_METHODS = (
     "get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state",
@@ -206,84 +206,48 @@ class IndexCache:
     """The cache that one indexer sees.
 
     Args:
-        pool: Pool of the index keys.
-        layer: Layer of the indexer in the pool.
-        layout: Rows and keys of each request.
-        out_cache_loc: Slots of the rows, [T] int64.
+        batch: The index keys of the running batch.
+        number: Index of the indexer.
     """
 
-    def __init__(
-        self, pool: IndexKeyPool, layer: int, layout: DenseLayout, out_cache_loc: torch.Tensor
-    ) -> None:
-        self._pool, self._layer = pool, layer
-        self._layout, self._out_cache_loc = layout, out_cache_loc
+    def __init__(self, batch: IndexBatch, number: int) -> None:
+        self._batch, self._number = batch, number
 
     def update_indexer(
         self, keys: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> torch.Tensor:
         """Store the index keys of the rows, [B, W, I], and return those of all positions."""
-        self._pool.set_index_k_buffer(self._layer, self._out_cache_loc, self._layout.pack(keys))
-        (key_of_all,) = self._layout.keys(self._pool.get_index_k_buffer(self._layer))
+        (pool, layer), layout = self._batch.pools[self._number], self._batch.layout
+        pool.set_index_k_buffer(layer, self._batch.out_cache_loc, layout.pack(keys))
+        (key_of_all,) = layout.keys(pool.get_index_k_buffer(layer))
         return key_of_all
 
 
-class RowsCache:
-    """The cache that a recurrent layer sees while it computes all rows of a batch.
-
-    They look like one prompt without states before it, which the functions of the layer have.
-    """
-
-    def get_conv_state(self, *_: Any, **__: Any) -> None:
-        """Return that there is no state."""
-
-    get_recurrent_state = get_conv_state
-
-    def update_conv_state(self, conv_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Return the inputs of the convolution, without any before them."""
-        return conv_states
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, *_: Any, **__: Any
-    ) -> torch.Tensor:
-        """Return the state, which is in a pool."""
-        return recurrent_states
-
-    def has_previous_state(self, *_: Any, **__: Any) -> bool:
-        """Return false: the rows look like a prompt."""
-        return False
-
-    def is_recording_past(self, *_: Any, **__: Any) -> bool:
-        """Return false: states are those after the last row."""
-        return False
-
-
-class NodeCache:
-    """The cache that one recurrent layer sees while it computes nodes of each request.
-
-    The layer always has a previous state; that of a new request is zeros, as in transformers.
+class StateCache:
+    """The cache that one recurrent layer sees while it computes rows.
 
     Args:
-        states: States before the nodes, ``[B, *shape]``, by kind and number, such as ``conv0``.
+        states: States before the rows, ``[B, *shape]``, by kind and number, such as ``conv0``;
+            that of a new request is zeros, as in transformers. Without any, the rows look like a
+            prompt: the functions of the layer have the states.
 
     Attributes:
-        states: States after the nodes.
+        states: States after the rows.
     """
 
-    def __init__(self, states: Mapping[str, torch.Tensor]) -> None:
-        self.states = dict(states)
+    def __init__(self, states: Mapping[str, torch.Tensor] = MappingProxyType({})) -> None:
+        self.states, self._has_states = dict(states), bool(states)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return the last columns of the convolution's input, or ``None`` without one."""
+        """Return the last columns of the convolution's input, or ``None`` without any."""
         return self.states.get(f"conv{state_idx}")
 
     def update_conv_state(
-        self,
-        conv_states: torch.Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        **_: Any,
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> torch.Tensor:
         """Append columns, and return all that the convolution reads."""
+        if not self._has_states:
+            return conv_states
         before = self.states[f"conv{state_idx}"]
         columns = torch.cat([before, conv_states.to(before.dtype)], -1)
         self.states[f"conv{state_idx}"] = columns[..., -before.shape[-1] :]
@@ -294,20 +258,16 @@ class NodeCache:
         return self.states.get(f"recurrent{state_idx}")
 
     def update_recurrent_state(
-        self,
-        recurrent_states: torch.Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        **_: Any,
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> torch.Tensor:
         """Set the recurrent state, and return it."""
         self.states[f"recurrent{state_idx}"] = recurrent_states
         return recurrent_states
 
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
-        """Return true: there is always a state."""
-        return True
+        """Return whether there are states before the rows."""
+        return self._has_states
 
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return false: states are those after the last node."""
+    def is_recording_past(self, *_: Any, **__: Any) -> bool:
+        """Return false: states are those after the last row."""
         return False

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphkit.config import require_type
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.tensor_parallel import Part
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INTEGERS = ("I64", "I32")
@@ -29,8 +27,6 @@ _SAFETENSORS_DTYPE = {
 
 Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
-ADVICE = "Correct config.json, or write a CaptureTarget for this model."
-"""What to do about a tensor that a language model does not have."""
 
 
 def shard_files(folder: Path, index: Mapping[str, object]) -> list[Path]:
@@ -75,18 +71,12 @@ def stored_tensors(file: Path) -> dict[str, Form]:
         ) from error
 
 
-def check_tensors(
-    forms: Mapping[str, Form],
-    expected: Mapping[str, Tensor],
-    *,
-    advice: str = ADVICE,
-) -> None:
-    """Check that the stored tensors are those of the model.
+def check_tensors(forms: Mapping[str, Form], expected: Mapping[str, Tensor]) -> None:
+    """Check that the stored tensors are those of a draft head.
 
     Args:
         forms: Shape and dtype of the stored tensors, by name.
-        expected: Tensors of the model, by name.
-        advice: What to do about a tensor that the model does not have, for the error.
+        expected: Tensors of the head, by name.
 
     Raises:
         CheckpointError: A tensor is missing, is unexpected, or has the wrong shape
@@ -100,7 +90,7 @@ def check_tensors(
     if extra := sorted(n for n in forms.keys() - expected.keys() if not _is_redundant(n)):
         raise CheckpointError(
             f"the checkpoint has {abbreviate(extra)}, which the model of its config.json does not "
-            f"have. {advice}"
+            "have. Use a draft head without them, in the dtype of its training."
         )
     for name in sorted(expected.keys() & forms.keys()):
         _check_form(name, forms[name], expected[name])
@@ -219,56 +209,6 @@ class StoredWeights:
             forms = stored_tensors(file)
             self.forms |= forms
             self._places |= dict.fromkeys(forms, file)
-
-    def fill(
-        self,
-        module: nn.Module,
-        device: torch.device | str,
-        *,
-        ignored: frozenset[str] = frozenset(),
-        rename: Callable[[str], str] = lambda name: name,
-        expected: Mapping[str, Tensor] | None = None,
-        parts: Mapping[str, Part] = MappingProxyType({}),
-        advice: str = ADVICE,
-    ) -> None:
-        """Move a module from the meta device to ``device`` and copy the stored tensors into it.
-
-        Args:
-            module: Receives the tensors of its state dict, converted to its dtypes.
-            device: The target device; tensors are copied one at a time.
-            ignored: Stored names, after ``rename``, that the module need not have.
-            rename: Returns the name in the module for a stored name.
-            expected: Tensors by name with the shapes of the stored ones; ``None`` selects the
-                module's own. Differs from them if the module has only a slice of each tensor.
-            parts: The part of a tensor that the module has, by name in the module.
-            advice: See ``check_tensors``.
-
-        Raises:
-            CheckpointError: A tensor is missing, unexpected or stored under two names, or has the
-                wrong shape or dtype.
-        """
-        forms: dict[str, Form] = {}
-        for name, form in self.forms.items():
-            if forms.setdefault(rename(name), form) is not form:
-                twins = sorted(other for other in self.forms if rename(other) == rename(name))
-                raise CheckpointError(
-                    f"the checkpoint has {' and '.join(twins)}, which are one tensor of the model. "
-                    "Delete one of them."
-                )
-        for name in ignored:
-            forms.pop(name, None)
-        tensors = module.state_dict() if expected is None else expected
-        check_tensors(forms, tensors, advice=advice)
-        module.to_empty(device=device)
-        state = module.state_dict()
-        with torch.no_grad():
-            for name in self.forms:
-                target = state.get(rename(name))
-                if target is None:
-                    continue
-                tensor = self.tensor(name)
-                part = parts.get(rename(name))
-                target.copy_(tensor if part is None else part.of(tensor))
 
     def tensor(self, name: str) -> Tensor:
         """Return a stored tensor, on the CPU, as it is."""

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from graphkit.engine.kv.scanned import ScanShape
-from graphkit.models.cache import RowsCache
+from graphkit.models.cache import StateCache
 from graphkit.models.fusion.observation import agree, random_rows
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
@@ -289,7 +289,7 @@ def fused_mixer(
         call = _Call(mixer, numbers)
         hidden = torch.zeros(1, _ROWS, like.shape[-1], device=device)
         with torch.no_grad(), call.running(), call.patched():
-            out = forward(hidden, **{layer.cache_argument: RowsCache()})
+            out = forward(hidden, **{layer.cache_argument: StateCache()})
         is_done = call.out not in (None, mixer) and call.norm not in (None, mixer)
         return call if is_done and call.conv is not None and out.shape[1] == _ROWS else None
 

@@ -125,9 +125,7 @@ class PooledIndexer:
             return layout.pad(argument[0]) if argument.shape[:2] == (1, rows) else argument
 
         args, kwargs = tree_map_only(torch.Tensor, by_request, (args, kwargs))
-        kwargs[self._layer.cache_argument] = IndexCache(
-            *batch.pools[self._number], layout, batch.out_cache_loc
-        )
+        kwargs[self._layer.cache_argument] = IndexCache(batch, self._number)
         position_BWK = self._forward(*args, **kwargs).long()
         is_seen_BWK = layout.visible_BWL.gather(2, position_BWK)
         position_BWK = position_BWK.masked_fill(~is_seen_BWK, -1).sort(descending=True).values

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.engine.kv.recurrent_rows import States
-from graphkit.models.cache import NodeCache, RowsCache
+from graphkit.models.cache import StateCache
 from graphkit.models.fused_mixer import FusedMixer, fused_mixer
 from graphkit.models.layout import ModelLayout, RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
@@ -84,7 +84,7 @@ class ScannedMixer:
 
     def __call__(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """Run the mixer over the rows of a batch, [1, T, H]; takes the arguments of the mixer."""
-        return self._forward(hidden_states, **others | {self._argument: RowsCache()})
+        return self._forward(hidden_states, **others | {self._argument: StateCache()})
 
 
 class PooledMixer:
@@ -108,7 +108,7 @@ class PooledMixer:
         scan, rows = running_scan(), hidden_states[0]
 
         def run(states: States, rows: torch.Tensor) -> tuple[States, torch.Tensor]:
-            cache: Any = NodeCache(states)
+            cache: Any = StateCache(states)
             out = self._forward(rows, **others | {self._layer.cache_argument: cache})
             return cache.states, out
 

@@ -28,7 +28,7 @@ from graphkit.engine.kv import RecurrentStatePool
 from graphkit.engine.kv.recurrent_rows import ScanRows, States
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import ConfigError, GraphkitError
-from graphkit.models.cache import NodeCache, RowsCache
+from graphkit.models.cache import StateCache
 from graphkit.models.fusion.observation import agree
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
@@ -68,7 +68,7 @@ def known_mixer(
     noted, rows = _Noted(), random_rows(mixer, device, dtype)
     try:
         with torch.no_grad(), noted.running():
-            forward(rows[:, :2], **{layer.cache_argument: RowsCache()})
+            forward(rows[:, :2], **{layer.cache_argument: StateCache()})
         found = noted.layer(layer)
     except _FAULTS as error:
         logger.warning("%s runs node by node: %s", layer.name, str(error).split("\n", 1)[0])
@@ -322,12 +322,12 @@ def _difference(
 
     def scanned(part: ScanRows, hidden: torch.Tensor, node: int) -> torch.Tensor:
         with NodeScan(pool, scan_rows=part).running():
-            out = forward(hidden, **{layer.cache_argument: RowsCache()})
+            out = forward(hidden, **{layer.cache_argument: StateCache()})
         pool.commit(row, torch.full_like(row, node))
         return out
 
     def own(states: States, hidden: torch.Tensor) -> tuple[States, torch.Tensor]:
-        cache: Any = NodeCache({name: state.clone() for name, state in states.items()})
+        cache: Any = StateCache({name: state.clone() for name, state in states.items()})
         out = mixer(hidden, **{layer.cache_argument: cache})
         return cache.states, out
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.folder import StoredWeights, as_folder, read_config
+from graphkit.models.folder import StoredWeights, as_folder, check_tensors, read_config
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads import layouts
 from graphkit.models.heads.config import ASSISTANTS, head_config
@@ -300,19 +300,25 @@ def _load(
     if split is not None:
         split.cut(head)
     head.to(target_weight.dtype)
-    names = {rename(name): name for name in stored.forms}
+    names: dict[str, str] = {}
+    for name in stored.forms:
+        if (twin := names.setdefault(rename(name), name)) != name:
+            raise CheckpointError(
+                f"the checkpoint has {twin} and {name}, which are one tensor of the model. Delete "
+                "one of them."
+            )
     parts = {} if split is None else split.parts
-    is_quantised = stored.layout is not None
-    rounding = {new for new, name in names.items() if is_quantised and is_of_rounding(name)}
-    stored.fill(
-        head,
-        target_weight.device,
-        ignored=ignored | rounding,
-        rename=rename,
-        expected=expected,
-        parts=parts,
-        advice="Use a draft head without them, in the dtype of its training.",
-    )
+    for new, name in list(names.items()):
+        if new in ignored or (stored.layout is not None and is_of_rounding(name)):
+            del names[new]
+    check_tensors({new: stored.forms[name] for new, name in names.items()}, expected)
+    head.to_empty(device=target_weight.device)
+    state = head.state_dict()
+    with torch.no_grad():
+        for new, name in names.items():
+            if new in state:
+                tensor = stored.tensor(name)
+                state[new].copy_(parts[new].of(tensor) if new in parts else tensor)
     dequantised = stored.keep_quantized(head, names, parts, target_weight.device)
     stored.warn_dequantised(dequantised, head.dtype)
     if split is not None:
