@@ -202,10 +202,12 @@ from graphkit.graphs import LoopGraph as LoopGraph
 
 # Engine.
 from graphkit.engine import (
+    ChatTokenizer as ChatTokenizer,
     EngineStats as EngineStats,
     EngineThread as EngineThread,
     FinishReason as FinishReason,
     NewTokens as NewTokens,
+    OpenAIRequest as OpenAIRequest,
     Request as Request,
     RequestOutput as RequestOutput,
     RequestStream as RequestStream,

@@ -71,7 +71,7 @@ def open_models(
         ConfigError: A setting is out of range, or the models do not fit the algorithm.
     """
     from graphkit.graphs import resolve_device
-    from graphkit.models.tokenizer import END_OF_TEXT
+    from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 
     device, folder = resolve_device(arguments.device), arguments.checkpoint
     options: dict[str, Any] = {"kv_dtype": kv_dtype(arguments)}
@@ -93,9 +93,7 @@ def open_models(
         folder=folder,
         spec=spec,
         engine=partial(model.engine, **options, **settings),
-        load_tokenizer=partial(
-            _load_tokenizer, arguments, model.model.config.get_text_config(decoder=True).vocab_size
-        ),
+        load_tokenizer=lambda: ByteTokenizer() if folder is None else model.tokenizer,
     )
 
 
@@ -175,25 +173,6 @@ def _shipped_or_random(
         dtype = _dtype(arguments, device)
         model = models.reference_model(algorithm, device=device, dtype=dtype, **options)
     return model
-
-
-def _load_tokenizer(arguments: argparse.Namespace, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer of the target.
-
-    A folder of 256 tokens without a tokenizer has bytes as tokens, as the reference model.
-
-    Raises:
-        CheckpointError: The folder has no tokenizer, or it cannot be loaded.
-    """
-    from graphkit.models.tokenizer import VOCAB_SIZE, ByteTokenizer
-
-    folder = arguments.checkpoint
-    if folder is None or (vocab_size == VOCAB_SIZE and not (folder / "tokenizer.json").exists()):
-        return ByteTokenizer()
-    tokenizer: Tokenizer = import_models().FolderTokenizer(
-        folder, vocab_size, trust_remote_code=bool(arguments.trust_remote_code)
-    )
-    return tokenizer
 
 
 def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype | None:

@@ -1,5 +1,6 @@
 from graphkit.engine.engine import SpeculativeEngine as SpeculativeEngine
 from graphkit.engine.engine_thread import EngineThread as EngineThread
+from graphkit.engine.openai import ChatTokenizer as ChatTokenizer, OpenAIRequest as OpenAIRequest
 from graphkit.engine.request import (
     FinishReason as FinishReason,
     NewTokens as NewTokens,

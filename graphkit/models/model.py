@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from graphkit.config import require_int
 from graphkit.engine import (
@@ -28,7 +28,7 @@ from graphkit.models.generation import (
 )
 from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import head_shape
-from graphkit.models.tokenizer import load_tokenizer
+from graphkit.models.tokenizer import VOCAB_SIZE, ByteTokenizer, FolderTokenizer, Tokenizer
 from graphkit.runners import Runner
 from graphkit.runners.settings import show_options
 from graphkit.runners.targets import CaptureTarget
@@ -52,8 +52,10 @@ class TransformersModel(DraftedModel):
     """
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the folder.
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the folder, with its chat template and sampling parameters.
+
+        The tokens of a folder of 256 tokens without a tokenizer are bytes.
 
         Raises:
             ConfigError: The model came without a folder.
@@ -64,7 +66,11 @@ class TransformersModel(DraftedModel):
                 "the model was passed as an object, which has no tokenizer. Load the folder.",
                 field="tokenizer",
             )
-        return load_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
+        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        if vocab_size == VOCAB_SIZE and not Path(self.folder, "tokenizer.json").exists():
+            return ByteTokenizer()
+        remote = self.trust_remote_code
+        return FolderTokenizer(self.folder, vocab_size, trust_remote_code=remote)
 
     @cached_property
     def _generation_defaults(self) -> GenerationDefaults:

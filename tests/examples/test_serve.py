@@ -87,8 +87,17 @@ def test_completions_and_chats_are_those_of_openai(engine):
         stopped = client.post("/v1/completions", json={**body, "stop": stop}).json()
         refused = [
             client.post("/v1/completions", json=wrong)
-            for wrong in ({}, {**body, "temperature": -1}, {**body, "prompt": ""})
+            for wrong in (
+                {},
+                {**body, "temperature": -1},
+                {**body, "prompt": ""},
+                {**body, "n": 2},
+                {**body, "tools": []},
+                {"messages": "b"},
+            )
         ]
+        refused.append(client.post("/v1/completions", content="{"))
+        ids = client.post("/v1/completions", json={**body, "prompt": [1], "n": 1}).json()
         metrics = client.get("/metrics").text
     text = continued("b", 12)
     assert (whole["object"], whole["model"]) == ("text_completion", "letters")
@@ -102,8 +111,10 @@ def test_completions_and_chats_are_those_of_openai(engine):
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
     assert stopped["choices"][0] == {"index": 0, "text": text[:4], "finish_reason": "stop"}
-    assert [answer.status_code for answer in refused] == [400, 400, 400]
-    assert 'graphkit:request_success_total{finished_reason="length"} 4.0' in metrics
+    assert [answer.status_code for answer in refused] == [400] * 7
+    assert "the body has n: 2, which is not supported" in refused[3].json()["error"]["message"]
+    assert ids["choices"] == whole["choices"], "a prompt of token ids"
+    assert 'graphkit:request_success_total{finished_reason="length"} 5.0' in metrics
 
 
 def test_a_full_queue_is_an_answer(engine):

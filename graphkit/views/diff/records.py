@@ -24,6 +24,7 @@ from graphkit.views.diff.graphs import diff_graphs, metric_changes
 from graphkit.views.diff.nodes import field_changes
 
 TIMES = ("replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us")
+"""Times of replays and of their nodes, which the recorder does not measure."""
 COSTS = ("num_nodes", *TIMES, "pool_bytes", "graph_bytes")
 """Figures that get worse as they grow, except the times of eager steps and captures."""
 _Sizes = dict[str, tuple[str, SizeRecord]]

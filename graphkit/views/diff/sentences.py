@@ -11,6 +11,7 @@ from graphkit.views.diff.nodes import NAME_FIELDS
 from graphkit.views.module_tree import any_layer
 
 NOTHING_CHANGED = "nothing changed"
+"""The sentence about graphs that have the same nodes."""
 _MAX_VALUES = 3
 """Distinct changes of one field to spell out; if there are more, only changes of several nodes."""
 _MAX_LENGTH = 40
