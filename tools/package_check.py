@@ -24,7 +24,7 @@ import importlib, pathlib, pkgutil, graphkit
 assert "site-packages" in graphkit.__file__, graphkit.__file__
 found = pkgutil.walk_packages(graphkit.__path__, "graphkit.")
 names = ["graphkit", *(each.name for each in found if each.ispkg)]
-modules = [importlib.import_module(name) for name in names if "startup" not in name]
+modules = [importlib.import_module(name) for name in names]
 public = [(m, name) for m in modules for name in getattr(m, "__all__", ())]
 for module, name in public:
     getattr(module, name)

@@ -47,7 +47,7 @@ def packages() -> dict[str, ModuleType]:
     """Return the packages of graphkit that list public names, by name."""
     root = Path(graphkit.__file__).parent
     folders = sorted(path.parent.relative_to(root.parent) for path in root.glob("*/**/__init__.py"))
-    names = [".".join(folder.parts) for folder in folders if folder.name != "startup"]
+    names = [".".join(folder.parts) for folder in folders]
     modules = {name: import_module(name) for name in names}
     return {name: each for name, each in modules.items() if hasattr(each, "__all__")}
 

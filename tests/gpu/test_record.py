@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from audited_runs import import_path
+from audited_runs import installed
 from graphkit.graphs.driver import runtime
 from graphkit.records import ForeignRecord
 
@@ -138,7 +138,7 @@ def script(tmp_path):
 @pytest.fixture
 def run(tmp_path):
     """Return ``run(*arguments)``, which runs Python in the folder of the script."""
-    environment = {**os.environ, "PYTHONPATH": import_path()}
+    environment = {**os.environ, "PYTHONPATH": installed(tmp_path / "installed")}
 
     def python(*arguments):
         return subprocess.run(

@@ -27,7 +27,7 @@ def installed(folder: Path) -> str:
     """Return a PYTHONPATH where graphkit is installed, as far as its entry points are concerned."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     metadata = folder / "graphkit_cuda-0.dist-info"
-    metadata.mkdir(parents=True)
+    metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: graphkit-cuda\nVersion: 0\n")
     groups = [
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
@@ -79,7 +79,7 @@ class Program:
         """Run Python with these arguments, by default the program."""
         return subprocess.run(
             [sys.executable, *(arguments or ("program.py",))], cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": import_path(), **variables},
+            env={**os.environ, "PYTHONPATH": installed(self.folder / "installed"), **variables},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -1,15 +1,14 @@
 """Records the CUDA graphs of any Python program without changes to the program.
 
-The program runs in a new Python whose PYTHONPATH begins with the folder ``startup``. Every Python
-process of the program runs the ``sitecustomize`` in that folder, which hooks into torch once torch
-is imported. Each process writes every captured graph to a file at once; at the end the files are
-combined into one record.
+Every Python process of the program that imports torch calls ``graphkit.autoload``, which hooks into
+``torch.cuda.CUDAGraph``. Each process writes every captured graph to a file at once; at the end the
+files are combined into one record.
 
 The program sees the same graphs as without a recording. Each graph also keeps its template, which
 costs host memory. Recorded graphs are never replayed for the record, so they carry no timings.
 
-Not recorded are child processes whose environment lacks PYTHONPATH or whose Python ignores it
-(``-I``, ``-E``, ``-S``), and graphs that are captured without ``torch.cuda.CUDAGraph``.
+Not recorded are child processes without the variables of this environment, or whose Python has no
+graphkit, and graphs that are captured without ``torch.cuda.CUDAGraph``.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def record_program(arguments: Sequence[str]) -> RecordedProgram:
     Standard streams, working directory, arguments and exit code are as under plain Python.
 
     Raises:
-        ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.
+        ConfigError: graphkit is not installed here, so that torch would not find its entry point.
     """
     # A child process that outlives the program may still write while the folder is removed.
     with tempfile.TemporaryDirectory("-graphkit-record", ignore_cleanup_errors=True) as folder:

@@ -28,32 +28,22 @@ _audits: list[ProgramAudit] = []
 
 
 def hook_into(graph_class: Any) -> None:
-    """Audit or record the graphs of a class if this process belongs to a recording.
+    """Audit or record the graphs of a class from now on, as the environment asks for.
 
     Raises:
+        ConfigError: The report cannot be written.
         InspectError: This torch cannot keep a graph's template.
     """
-    writer = GraphFileWriter.from_environment()
+    writer, options = GraphFileWriter.from_environment(), AuditOptions.from_environment()
     if writer is not None:
         writer.mark_torch_imported()
-    if AuditOptions.from_environment() is not None:
-        follow_from_environment(graph_class)
+    if options is not None:
+        _follow(graph_class, options)
     elif writer is not None:
         observe_captures(graph_class, lambda: RecordedCapture(writer))
 
 
-def follow_from_environment(graph_class: Any) -> None:
-    """Follow the graphs of a class from now on if the environment asks for an audit.
-
-    A class that is followed already is left alone: ``graphkit record`` hooks into it before
-    ``graphkit.autoload`` does.
-
-    Raises:
-        InspectError: This torch cannot keep a graph's template.
-    """
-    options = AuditOptions.from_environment()
-    if options is None or hasattr(graph_class, "_graphkit_followed"):
-        return
+def _follow(graph_class: Any, options: AuditOptions) -> None:
     # Absolute, for child processes with another working directory.
     os.environ[REPORT_VARIABLE] = str(options.report)
     writer = AuditFileWriter.from_environment(options.report)

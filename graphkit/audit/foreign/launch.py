@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from graphkit.audit.foreign.process_files import FOLDER_VARIABLE
 from graphkit.errors import ConfigError
 
-STARTUP = Path(__file__).with_name("startup")
-"""The folder whose ``sitecustomize`` every Python of the program runs."""
-
+_ENTRY_POINT = "graphkit.autoload"
+"""Module of the entry point that ``import torch`` calls in every process of the program."""
 _FORWARDED = {
     signal.SIGINT,
     signal.SIGTERM,
@@ -39,12 +39,12 @@ def run_python(
         The exit code; 128 plus the signal's number if a signal ended the program, as in a shell.
 
     Raises:
-        ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.
+        ConfigError: graphkit is not installed here, so that torch would not find its entry point.
     """
-    if sys.flags.ignore_environment or sys.flags.no_site:
+    if not any(one.module == _ENTRY_POINT for one in entry_points(group="torch.backends")):
         raise ConfigError(
-            "cannot record under python -E, -I or -S: the program would not find graphkit's hooks. "
-            "Leave the option out."
+            "cannot record: graphkit is not installed in this Python, so that `import torch` does "
+            "not call it. Install it, as with `pip install -e .` in a checkout."
         )
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *options, *arguments]
@@ -80,8 +80,8 @@ def _wait(child: int, awaited: set[signal.Signals]) -> int:
 
 def environment_for(folder: Path) -> Mapping[str, str]:
     """Return this environment, extended so that every Python in it records into the folder."""
-    path = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER_VARIABLE: str(folder)}
+    # The program may have switched entry points off for other packages.
+    return {**os.environ, FOLDER_VARIABLE: str(folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
 
 
 def _has_terminal() -> bool:

@@ -1,13 +1,9 @@
-"""Small graph records, and recorded Python processes."""
+"""Small graph records."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from graphkit.audit.foreign.launch import environment_for
 from graphkit.records import Environment, GraphRecord, Node
 
 
@@ -23,20 +19,3 @@ def graph_of():
         return GraphRecord(name=name, backend="cuda", environment=environment, nodes=(node,))
 
     return make
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Return ``start(code, *options, **environment)``: runs a recorded Python to its end."""
-    folder = tmp_path / "graph files"
-    folder.mkdir()
-
-    def run(code, *options, **extra):
-        return subprocess.run(
-            [sys.executable, *options, "-c", code],
-            env={**environment_for(folder), **extra}, cwd=tmp_path,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    run.folder = folder
-    return run

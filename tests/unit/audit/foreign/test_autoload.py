@@ -81,3 +81,30 @@ def test_a_report_that_cannot_be_written_ends_the_process(start, tmp_path, repor
     assert "is not audited: GRAPHKIT_AUDIT names " in done.stderr
     assert "which cannot be written: " in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_recorded_process_observes_the_captures_of_torch(start, tmp_path):
+    code = (
+        "from torch.cuda import CUDAGraph\n"
+        "print(*(hasattr(getattr(CUDAGraph, name), '__wrapped__')\n"
+        "        for name in ('__init__', 'capture_begin', 'capture_end', 'replay')))\n"
+        "import sys; print('graphkit.audit.foreign.audits' in sys.modules)"
+    )
+    (tmp_path / "graphs").mkdir()
+    done = start(code, GRAPHKIT_RECORDING=str(tmp_path / "graphs"))
+    assert (done.stdout.split(), done.stderr) == ([*["True"] * 3, "False", "False"], "")
+    assert [path.name for path in (tmp_path / "graphs").iterdir()] == ["torch"]
+
+
+@pytest.mark.slow
+def test_a_torch_that_cannot_keep_graphs_is_not_recorded_and_continues(start, tmp_path):
+    code = (
+        "import sys, types, graphkit.autoload as autoload\n"
+        "graphs = sys.modules['torch.cuda.graphs'] = types.SimpleNamespace(CUDAGraph=object)\n"
+        "autoload.begin_audit(); print('runs')"
+    )
+    done = start(code, GRAPHKIT_RECORDING=str(tmp_path))
+    assert done.stdout == "runs\n"
+    assert done.stderr.startswith("graphkit record: process ")
+    assert done.stderr.endswith("Use torch 2.11 or newer.\n")

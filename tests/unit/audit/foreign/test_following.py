@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import graphkit as gk
-from graphkit.audit.foreign import GraphContents, GraphDigest, MemoryContents, following
+from graphkit.audit.foreign import GraphContents, GraphDigest, MemoryContents
 from graphkit.audit.foreign.audit_options import AuditOptions
-from stand_in_device import StandInDevice
 
 
 @pytest.mark.parametrize("ask", [gk.audit_graphs, gk.graph_digest])
@@ -56,17 +55,6 @@ def test_what_replays_write_is_compared_only_without_one(kind, checksum, severit
     for replays, expected in enumerate(severities):
         found = gk.compare_digest(before, printed(checksum, replays))
         assert [each.severity for each in found] == expected
-
-
-def test_a_class_that_is_followed_is_hooked_once(monkeypatch, tmp_path):
-    """``graphkit record`` hooks into the class before the entry point for torch does."""
-    monkeypatch.setenv("GRAPHKIT_AUDIT", str(tmp_path / "r.json"))
-    graph_class = StandInDevice().graph_class()
-    following.follow_from_environment(graph_class)
-    once = dict(vars(graph_class))
-    assert "replay" in once
-    following.follow_from_environment(graph_class)
-    assert dict(vars(graph_class)) == once
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", {}])

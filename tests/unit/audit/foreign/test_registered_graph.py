@@ -130,7 +130,7 @@ def program():
 """
     (found,) = report(text).findings
     assert found.kind == "leaking pad row"
-    assert "as the program left them" in found.text
+    assert "with what the program left there" in found.text
 
 
 @pytest.mark.parametrize(
