@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import torch
 import uvicorn
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
@@ -59,9 +60,11 @@ def create_app(
 
 def main(folder: str = "graphkit/models/weights/target") -> None:
     """Serve until SIGINT or SIGTERM."""
+    if not torch.cuda.is_available():  # operations of small models are too short for more threads
+        torch.set_num_threads(1)
     model = gk.models.load(folder)
     with model.engine(max_batch_size=8) as engine:
-        engine.capture()
+        engine.capture(print)
         uvicorn.run(create_app(engine, model.tokenizer), port=8000)
 
 
