@@ -29,8 +29,6 @@ StoredRows = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Outputs of quantised layers by name, [R], and what the folder stores of them, [R, K] float32. The
 name of an expert is that of the weight, and its number."""
 
-_EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
@@ -100,51 +98,6 @@ def read_experts(
             for expert in {0, len(weights) - 1}:
                 read.checked[f"{path}.{expert}"] = _checked(tensors, placed, stored, expert)
     return read
-
-
-def keep_experts(
-    module: nn.Module,
-    tensors: PlainTensors,
-    names: Mapping[str, str],
-    parts: Mapping[str, Part],
-    device: torch.device,
-) -> set[str]:
-    """Replace the experts in a module by quantised ones, as the folder has them; in place.
-
-    Args:
-        module: A module with the dequantised weights.
-        tensors: The tensors of the folder.
-        names: The stored name of each tensor, by its name in the module with experts one by one.
-        parts: The part of a tensor that the module has, by its name there.
-        device: Where the weights go.
-
-    Returns:
-        The stored names of the weights that are held quantised.
-    """
-    stored: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
-    for name, old in names.items():
-        place = _EXPERT.fullmatch(name)
-        if place is not None and old in tensors.quantized:
-            path, expert, kind = place.groups()
-            weight = "down_proj" if kind == "down_proj" else "gate_up_proj"
-            stored.setdefault((path, weight), {}).setdefault(int(expert), []).append((kind, old))
-    kept = set[str]()
-    for (path, leaf), matrices in stored.items():
-        owner = module.get_submodule(path)
-        weights: list[QuantizedWeight] = []
-        for expert, sources in sorted(matrices.items()):
-            own = [
-                tensors.weight(old, device, parts.get(f"{path}.{expert}.{kind}.weight"))
-                for kind, old in sorted(sources)  # the gate before the up projection
-            ]
-            held = [each for each in own if each is not None]
-            if len(held) == len(own) and len({each.kind for each in held}) == 1:
-                weights.append(QuantizedWeight.join(held))
-        shape = owner.get_parameter(leaf).shape
-        if is_weight_of_experts(owner, leaf) and weights and _are_whole(weights, shape, ()):
-            replace_weight(owner, leaf, QuantizedExperts(weights))
-            kept.update(old for sources in matrices.values() for _, old in sources)
-    return kept
 
 
 def _weights(

@@ -3,11 +3,14 @@
 These are folders with quantised layers, and folders of which each rank reads its part. transformers
 loads the weights under the names of the plain folder, with its renamings and conversions. Quantised
 linear layers are passed as placeholders without memory, which ``QuantizedLinear`` replaces then.
+MTP layers are read this way, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,8 +72,84 @@ def load_weights(
     tensors = PlainTensors(folder, layout)
     shape = _model_on_meta(folder, dtype, tensors, trust_remote_code)
     split = None if group is None else RankSplit(shape, group)
+    read = read_tensors(shape, tensors, device, split, trust_remote_code=trust_remote_code)
+    model = read.model
+    model.config.name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    is_quantised, held = layout is not None, read.held.weights
+    check_stored(folder, model, read.report, tensors, is_quantised=is_quantised, held=held)
+    tensors.warn_dequantised(read.dequantised, shape.dtype)
+    read.install()
+    return model, read.checked, split
+
+
+@dataclass(slots=True, eq=False)
+class ReadTensors:
+    """A model with stored tensors, in which placeholders without memory are for quantised ones.
+
+    Attributes:
+        model: The model.
+        report: What transformers reports of its load.
+        weights: Weights of its quantised linear layers, by path.
+        held: Its quantised experts.
+        checked: Rows of both, for the check.
+        dequantised: Stored names of quantised tensors that are held dequantised.
+    """
+
+    model: PreTrainedModel
+    report: Mapping[str, Any]
+    weights: Mapping[str, QuantizedWeight]
+    held: ExpertWeights
+    checked: StoredRows
+    dequantised: list[str]
+
+    def install(self) -> None:
+        """Put the quantised layers and experts in their places, in those tied to them, too."""
+        layers: dict[torch.Tensor, QuantizedLinear] = {}
+        for path, weight in self.weights.items():
+            plain = self.model.get_submodule(path)
+            layer = QuantizedLinear(weight).train(plain.training)
+            layer.bias = plain.bias  # type: ignore[assignment]
+            layers[plain.get_parameter("weight")] = layer
+        for path, module in list(self.model.named_modules(remove_duplicate=False)):
+            if isinstance(module, nn.Linear) and module.weight in layers:
+                self.model.set_submodule(path, layers[module.weight])
+        self.held.install(self.model)
+        if self.held.weights:
+            self.model.set_experts_implementation(experts.IMPLEMENTATION)
+
+
+def read_tensors(
+    shape: PreTrainedModel,
+    tensors: PlainTensors,
+    device: torch.device,
+    split: RankSplit | None,
+    *,
+    create: Callable[[PreTrainedModel], object] = lambda model: model,
+    trust_remote_code: bool = False,
+) -> ReadTensors:
+    """Return a model with stored tensors, converted as transformers does.
+
+    Args:
+        shape: The model on the meta device.
+        tensors: The tensors.
+        device: Where the quantised weights go.
+        split: How ranks split the model.
+        create: Makes a new model of the class and the configuration of ``shape`` like it.
+        trust_remote_code: As for ``load``.
+
+    Raises:
+        CheckpointError: As for ``load_weights``.
+    """
     placed, parameters = targets(shape, tensors.forms), shape.state_dict()
-    parts = {} if split is None else _parts(folder, shape, split, placed, tensors)
+    for name, count in _experts_stored(placed).items():
+        if name in parameters and count != len(parameters[name]):
+            raise CheckpointError(
+                f"{tensors.folder} has {count} of {len(parameters[name])} experts of {name}. "
+                "Download all weights."
+            )
+    parts = {} if split is None else _parts(tensors.folder, shape, split, placed, tensors)
     held = read_experts(shape, tensors, placed, parts, device)
     weights: dict[str, QuantizedWeight] = {}
     checked = dict(held.checked)
@@ -93,57 +172,31 @@ def load_weights(
             state[name] = _placeholder(weight, shape.dtype)
         elif placed[name].name in parameters:
             dequantised.append(name)
-    model, report = _from_tensors(
-        folder, shape, state, split, {placed[name].name for name in parts}, held, trust_remote_code
-    )
-    model.config.name_or_path = str(folder)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    check_stored(folder, model, report, tensors, is_quantised=layout is not None, held=held.weights)
-    tensors.warn_dequantised(dequantised, shape.dtype)
-    _replace_placeholders(model, weights)
-    held.install(model)
-    if held.weights:
-        model.set_experts_implementation(experts.IMPLEMENTATION)
-    return model, checked, split
-
-
-def _from_tensors(
-    folder: Path,
-    shape: PreTrainedModel,
-    state: Mapping[str, Any],
-    split: RankSplit | None,
-    cut: Collection[str],
-    held: ExpertWeights,
-    trust_remote_code: bool,
-) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """Return a model of stored tensors, and what transformers reports of its load.
-
-    Args:
-        folder: The folder, for errors.
-        shape: The model on the meta device.
-        state: The tensors by stored name.
-        split: How ranks split the model.
-        cut: Parameters of which ``state`` has this rank's part.
-        held: Parameters that have no numbers in the result.
-        trust_remote_code: As for ``load``.
-    """
-    kind = type(shape)
+    cut = {placed[name].name for name in parts}
     try:
-        loaded: Any = _sized_class(kind, split, cut, held).from_pretrained(
+        loaded: Any = _sized_class(type(shape), split, cut, held, create).from_pretrained(
             None, config=shape.config, state_dict=state, dtype=shape.dtype,
             ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except CheckpointError:  # of a tensor
         raise
     except Exception as error:  # transformers and what it calls raise errors of many classes
-        raise load_error(folder, error, trust_remote_code=trust_remote_code) from error
+        raise load_error(tensors.folder, error, trust_remote_code=trust_remote_code) from error
     model: PreTrainedModel
     model, report = loaded
-    model.__class__ = kind
+    model.__class__ = type(shape)
     if split is not None:
-        split.cut(model, split.parts.keys() - {*cut} - held.weights.keys())
-    return model, report
+        split.cut(model, split.parts.keys() - cut - held.weights.keys())
+    return ReadTensors(model, report, weights, held, checked, dequantised)
+
+
+def _experts_stored(placed: Mapping[str, Target]) -> dict[str, int]:
+    """Return how many experts are stored of each parameter that stacks some."""
+    counts = Counter((place.name, place.source) for place in placed.values() if place.is_stacked)
+    fewest: dict[str, int] = {}
+    for (name, _), count in counts.items():
+        fewest[name] = min(count, fewest.get(name, count))
+    return fewest
 
 
 def _sized_class(
@@ -151,21 +204,21 @@ def _sized_class(
     split: RankSplit | None,
     cut: Collection[str],
     held: ExpertWeights,
+    create: Callable[[PreTrainedModel], object],
 ) -> type[PreTrainedModel]:
     """Return a class of models whose parameters have the sizes of the tensors.
 
     ``from_pretrained`` creates the model and then compares its sizes with those of the tensors.
     """
-    if split is None and not held.weights:
-        return kind
 
-    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
+        create(self)
         if split is not None:
             split.cut(self, [name for name in cut if name not in held.weights])
         held.leave_out(self)
 
-    return type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
 
 
 def _parts(
@@ -267,19 +320,6 @@ def _placeholder(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """
     nan = torch.full((), torch.nan, dtype=dtype)
     return nan.expand(weight.out_features, weight.in_features)
-
-
-def _replace_placeholders(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -> None:
-    """Replace the linear layers that got placeholders, and those tied to them, in place."""
-    layers: dict[torch.Tensor, QuantizedLinear] = {}
-    for path, weight in weights.items():
-        plain = model.get_submodule(path)
-        layer = QuantizedLinear(weight).train(plain.training)
-        layer.bias = plain.bias  # type: ignore[assignment]
-        layers[plain.get_parameter("weight")] = layer
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(module, nn.Linear) and module.weight in layers:
-            model.set_submodule(path, layers[module.weight])
 
 
 class _Lazy:

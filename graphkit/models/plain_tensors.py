@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ class PlainTensors(StoredWeights):
 
     def __init__(self, folder: Path, layout: StoredLayout | None) -> None:
         super().__init__(folder)
-        self.folder, self.layout = folder, layout
+        self.folder, self.layout, self._names = folder, layout, dict[str, str]()
         self._stored_forms = self.forms
         self.quantized: dict[str, tuple[str, dict[str, str]]] = {}
         layers = {} if layout is None else layout.layers(self.forms)
@@ -58,6 +59,15 @@ class PlainTensors(StoredWeights):
         parts = {part for names in layers.values() for part in names.values()}
         plain = {name: form for name, form in self.forms.items() if name not in parts}
         self.forms = plain | forms
+
+    def renamed(self, names: Mapping[str, str]) -> PlainTensors:
+        """Return some of the tensors under other names; ``names`` has the old name of each."""
+        other = copy(self)
+        other._names = dict(names)
+        other.forms = {new: self.forms[old] for new, old in names.items()}
+        kept = {new: self.quantized.get(old) for new, old in names.items()}
+        other.quantized = {new: layer for new, layer in kept.items() if layer is not None}
+        return other
 
     def stored(self, name: str, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Return the stored tensors of a quantised layer by suffix; ``name`` is its weight."""
@@ -148,7 +158,7 @@ class PlainTensors(StoredWeights):
                 is not what the formula of the layout gives.
         """
         if name not in self.quantized:
-            return super().tensor(name)
+            return super().tensor(self._names.get(name, name))
         assert self.layout is not None, "it has quantised layers"
         tensors = self.stored(name)
         if len(self.forms[name][0]) == 3:

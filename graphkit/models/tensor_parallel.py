@@ -12,7 +12,7 @@ operation what these hooks know. Styles checked with transformers 5.17 to 5.24.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,13 +155,6 @@ class Part:
         parts = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.spans]
         part = torch.cat(parts, self.dim)
         return pad(part, [0, 0] * (-self.dim - 1) + [0, self.padding]) if self.padding else part
-
-    def sizes(self, whole: Sequence[int]) -> list[int]:
-        """Return the sizes of the part of a tensor of these sizes; other sizes stay as they are."""
-        sizes = list(whole)
-        if len(sizes) >= -self.dim and sizes[self.dim] == self.size:
-            sizes[self.dim] = sum(end - begin for begin, end in self.spans) + self.padding
-        return sizes
 
     def of_first_half(self) -> Part:
         """Return the part of each half of a tensor that holds two side by side."""

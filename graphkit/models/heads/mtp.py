@@ -8,7 +8,7 @@ layer alone, so that positions, masks and arguments of the layer are what the ta
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -22,16 +22,16 @@ from transformers import PreTrainedModel
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.expert_weights import keep_experts
-from graphkit.models.folder import check_tensors
+from graphkit.models.folder import abbreviate, check_tensors
+from graphkit.models.folder_weights import read_tensors
 from graphkit.models.heads.draft_model import DraftModel, last_rows
 from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, output_head
 from graphkit.models.plain_tensors import PlainTensors, plain_tensors
 from graphkit.models.pools import LayerGroupAttention
 from graphkit.models.prepare import prepare_model
-from graphkit.models.quantization.linear import quantize_linears, restore_linears, set_row_invariant
-from graphkit.models.stored_tensors import is_of_rounding
-from graphkit.models.tensor_parallel import Part, RankSplit
+from graphkit.models.quantization.linear import quantize_linears, set_row_invariant
+from graphkit.models.stored_tensors import is_of_rounding, targets
+from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
@@ -50,18 +50,21 @@ _BESIDE = {
 """Qwen3-Next and Qwen3.5: layer i is ``mtp.layers.{i}``; all layers share these modules."""
 _COPIES = ("block.shared_head.head.weight", "block.embed_tokens.weight")
 """Stored copies of the target's output head and embedding, which the layers share with it."""
+_MERGING = ("enorm", "hnorm", "eh_proj")
+"""Modules of a layer before its block."""
 _LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 """Settings with one entry per layer that a decoder of transformers 5.23 reads in its forward."""
 
 
 class MtpLayer(nn.Module):
-    """One MTP layer. Fill the tensors of ``places``, then call ``prepare``.
+    """One MTP layer. Fill its weights, then call ``prepare``.
 
     Args:
         target: The model that it drafts for, as transformers runs it.
         layers: Layers of the target.
         template: Index of the one whose class and settings this layer has.
+        own: The layer and the norm behind it; ``None`` for copies of those of the target.
 
     Attributes:
         layout: Its layers with state, one attention, set by ``prepare``.
@@ -69,27 +72,31 @@ class MtpLayer(nn.Module):
 
     layout: ModelLayout
 
-    def __init__(self, target: PreTrainedModel, layers: nn.ModuleList, template: int) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        layers: nn.ModuleList,
+        template: int,
+        own: tuple[nn.Module, nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         decoder: PreTrainedModel = target.get_decoder()  # type: ignore[no-untyped-call]
         path = next(name for name, each in decoder.named_modules() if each is layers)
-        block = layers.get_submodule(str(template))
-        own = {
-            id(each) for part in (block, decoder.get_submodule("norm")) for each in _tensors(part)
-        }
-        shared = {id(each): each for each in _tensors(decoder) if id(each) not in own}
+        shared = {id(each): each for each in (*decoder.parameters(), *decoder.buffers())}
         self.decoder: PreTrainedModel = deepcopy(decoder, shared)
-        self.block: nn.Module = self.decoder.get_submodule(f"{path}.{template}")
-        restore_linears(self.block, target.dtype)  # the folder has them as they are
+        parts = layers.get_submodule(str(template)), decoder.get_submodule("norm")
+        self.block, norm = own or (deepcopy(part) for part in parts)
         self.decoder.set_submodule(path, nn.ModuleList([self.block]))
+        self.decoder.set_submodule("norm", norm)
         config = self.decoder.config
         config.num_hidden_layers = 1
         for name in _PER_LAYER:
             if getattr(config, name, None) is not None:
                 setattr(config, name, [getattr(config, name)[template]])
         for module in self.block.modules():
-            if hasattr(module, "layer_idx"):
-                setattr(module, "layer_idx", 0)  # noqa: B010 - an attribute of some modules
+            for name, value in (("layer_idx", 0), ("config", config)):
+                if hasattr(module, name):
+                    setattr(module, name, value)
         self.enorm, self.hnorm = deepcopy(self.norm), deepcopy(self.norm)
         size = head_shape(target)[1]
         self.eh_proj = nn.Linear(2 * size, size, bias=False, dtype=target.dtype)
@@ -125,15 +132,6 @@ class MtpLayer(nn.Module):
         rows = torch.randn(shape, generator=generator).to(like.device, like.dtype)
         normed: torch.Tensor = self(*rows, positions)
         return normed
-
-    def places(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """Return where the tensors of these names belong; see ``_places``."""
-        parts = ("enorm", "hnorm", "eh_proj", "norm", "block")
-        return {
-            name: place
-            for part in parts
-            for name, place in _places(getattr(self, part), f"{part}.", names).items()
-        }
 
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
@@ -292,13 +290,12 @@ def load_mtp(
             "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
         )
     chain = [_loaded(target, layers, stored, names, split) for names in found]
-    stored.warn_dequantised([name for _, left in chain for name in left], target.dtype)
-    for layer, _ in chain:
+    for layer in chain:
         if quantize is not None:
             quantize_linears(layer.block, quantize)
         set_row_invariant(layer, row_invariant)
         layer.prepare(fuse=fuse)
-    return MtpHead(target, [layer for layer, _ in chain], algorithm)
+    return MtpHead(target, chain, algorithm)
 
 
 def _loaded(
@@ -307,93 +304,86 @@ def _loaded(
     stored: PlainTensors,
     names: Mapping[str, str],
     split: RankSplit | None,
-) -> tuple[MtpLayer, list[str]]:
+) -> MtpLayer:
     """Return a layer with the tensors of the folder, not prepared yet.
 
-    Also returns the stored names of quantised tensors that it has dequantised. ``names`` maps names
-    in the layer to stored ones.
+    transformers loads its block and its norm as those of a model with one layer. ``names`` maps
+    names in ``MtpLayer`` to stored ones.
     """
-    block = {name for name in names if name.startswith("block.")}
+    paths = {module: name for name, module in target.named_modules()}
+    path, norm = paths[layers], paths[target.get_decoder().norm]  # type: ignore[no-untyped-call]
+    block = {
+        f"{path}.0.{name.removeprefix('block.')}": old
+        for name, old in names.items()
+        if name.startswith("block.")
+    }
+    if "norm.weight" in names:
+        block[f"{norm}.weight"] = names["norm.weight"]
+    config = deepcopy(target.config)
+    config.tie_word_embeddings = False
+    with torch.device("meta"):
+        shape: Any = nn.Module.to(type(target)(config), target.dtype)
+    every = shape.get_submodule(path)
+
+    def leave(model: PreTrainedModel, layer: nn.Module) -> bool:
+        """Leave a model a layer and the norm; return whether these are all that is stored."""
+        _drop_others(model, {path, norm})
+        model.set_submodule(path, nn.ModuleList([layer]))
+        placed = {place.name for place in targets(model, block).values()}
+        return placed == model.state_dict().keys()
+
     numbers = range(len(layers) - 1, -1, -1)
-    alike = (n for n in numbers if _places(layers[n], "block.", block).keys() == block)
-    template = next(alike, numbers[0])
-    layer = MtpLayer(target, layers, template)
-    places = layer.places(names)
-    parts = {}
-    if split is not None:
-        path = next(name for name, module in target.named_modules() if module is layers)
-        parts = _parts(split, f"{path}.{template}.", places, layer.block)
-    forms = {name: stored.forms[names[name]] for name in names}
-    for name, part in parts.items():
-        if name in forms:
-            forms[name] = part.sizes(forms[name][0]), forms[name][1]
+    template = next((n for n in numbers if leave(shape, every[n])), numbers[0])
+    leave(shape, every[template])
+    own_split = None if split is None else RankSplit(shape, split.group)
+    tensors = stored.renamed(block)
+    read = read_tensors(
+        shape, tensors, target.device, own_split,
+        create=lambda model: leave(model, model.get_submodule(path)[template]),  # type: ignore[index]
+    )  # fmt: skip
+    report, held = read.report, read.held.weights.keys()
+    wrong = {name for name, *_ in report["mismatched_keys"]} | {*report["unexpected_keys"]}
+    wrong |= {*report["missing_keys"]} - held
+    if wrong:
+        raise _misfit(target, f"tensors of {abbreviate(sorted(wrong))} are missing, or differ")
+    read.install()
+    if own_split is not None:
+        own_split.install(read.model)
+    own = read.model.get_submodule(path)[0], read.model.get_submodule(norm)  # type: ignore[index]
+    layer = MtpLayer(target, layers, template, own)
+    places = {f"{part}.weight": getattr(layer, part).weight for part in _MERGING}
+    merging = {name: old for name, old in names.items() if not name.startswith(("block.", "norm."))}
     try:
-        check_tensors(forms, places)
+        check_tensors({name: stored.forms[old] for name, old in merging.items()}, places)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"the MTP layers in the folder do not fit {type(target).__name__}: {error}"
-        ) from error
+        raise _misfit(target, str(error)) from error
     with torch.no_grad():
         for name, place in places.items():
-            tensor = stored.tensor(names[name])
-            place.copy_(parts[name].of(tensor) if name in parts else tensor)
-    dequantised = stored.keep_quantized(layer, names, parts, target.device)
-    held = keep_experts(layer, stored, names, parts, target.device)
-    left = [name for name in dequantised if name not in held]
-    return layer.eval().requires_grad_(False), left
+            place.copy_(stored.tensor(merging[name]))
+    left = stored.keep_quantized(layer, merging, {}, target.device)
+    stored.warn_dequantised(left, target.dtype)
+    tensors.warn_dequantised(read.dequantised, target.dtype)
+    return layer.eval().requires_grad_(False)
 
 
-def _places(module: nn.Module, prefix: str, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Return where the stored tensors of a module belong.
-
-    These are the tensors of its state dict. If experts are stored one by one, each has its part of
-    the tensors of all experts.
-
-    Args:
-        module: The module.
-        prefix: Begins the names of its tensors.
-        names: Names of the stored tensors.
-    """
-    places: dict[str, torch.Tensor] = {}
-    for name, tensor in module.state_dict(prefix=prefix).items():
-        path, _, kind = name.rpartition(".")
-        if name in names or kind not in ("gate_up_proj", "down_proj"):
-            places[name] = tensor
-            continue
-        for expert, weight in enumerate(tensor):
-            parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True))
-            if kind == "down_proj":
-                parts = {kind: weight}
-            for part, place in parts.items():
-                places[f"{path}.{expert}.{part}.weight"] = place
-    return places
+def _misfit(target: PreTrainedModel, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"the MTP layers in the folder do not fit {type(target).__name__}: {reason}"
+    )
 
 
-def _parts(
-    split: RankSplit, prefix: str, names: Iterable[str], block: nn.Module
-) -> dict[str, Part]:
-    """Return the parts of the tensors of a layer that a rank has, by name in ``MtpLayer``.
-
-    Args:
-        split: How ranks split the target.
-        prefix: Begins the names of the layer in the target that this one is like.
-        names: Names of ``MtpLayer.places``.
-        block: The layer.
-    """
-    parts = {}
-    state = block.state_dict()
-    for name in names:
-        own = name.removeprefix("block.")
-        part = split.parts.get(prefix + own)
-        if own not in state:  # of one expert
-            path, _, kind = own.removesuffix(".weight").rpartition(".")
-            stacked = "down_proj" if kind == "down_proj" else "gate_up_proj"
-            part = split.parts.get(f"{prefix}{path.rpartition('.')[0]}.{stacked}")
-            if part is not None and kind != "down_proj":
-                part = part.of_first_half()
-        if part is not None and name.startswith("block."):
-            parts[name] = part
-    return parts
+def _drop_others(model: PreTrainedModel, kept: Collection[str]) -> None:
+    """Leave a model the modules with some names; in place. Its output head is deleted."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    above = {name.rpartition(".")[0] for name in kept}
+    above |= {name[:end] for name in above for end in range(len(name)) if name[end] == "."} | {""}
+    for owner in above:
+        for name, child in list(model.get_submodule(owner).named_children()):
+            path = f"{owner}.{name}".removeprefix(".")
+            if child is head:
+                delattr(model.get_submodule(owner), name)
+            elif path not in kept and path not in above:
+                model.set_submodule(path, nn.Identity())
 
 
 def _stored_layers(names: Iterable[str], num_layers: int) -> list[dict[str, str]]:
@@ -423,8 +413,3 @@ def _renamed(name: str, table: Mapping[str, str]) -> str:
         if name.startswith(f"{old}."):
             return new + name.removeprefix(old)
     return f"block.{name}"
-
-
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()

@@ -107,17 +107,6 @@ def replace_weight(owner: nn.Module, name: str, weight: QuantizedExperts) -> Non
     setattr(owner, name, weight)
 
 
-def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the quantised experts in a module, in place, by empty parameters of a dtype."""
-    for owner in list(module.modules()):
-        for name, weight in list(owner.named_children()):
-            if isinstance(weight, QuantizedExperts):
-                shape = len(weight), weight.out_features, weight.in_features
-                plain = torch.empty(shape, dtype=dtype, device=weight.weight.device)
-                delattr(owner, name)
-                owner.register_parameter(name, nn.Parameter(plain, requires_grad=False))
-
-
 def _of_one_shape(weights: Sequence[QuantizedWeight]) -> Iterator[QuantizedWeight]:
     """Yield the weights with zero points for all of them or none."""
     has_zeros = any(each.zero_point is not None for each in weights)
@@ -310,23 +299,6 @@ def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
     for layer in module.modules():
         if isinstance(layer, QuantizedLinear):
             layer.row_invariant = row_invariant
-
-
-def restore_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the quantised layers in a module, in place, by ``Linear`` with empty weights.
-
-    Quantised experts become empty parameters.
-    """
-    for owner in list(module.modules()):
-        for name, layer in list(owner.named_children()):
-            if isinstance(layer, QuantizedLinear):
-                plain = Linear(
-                    layer.in_features, layer.out_features, bias=layer.bias is not None,
-                    device=layer.weight.device, dtype=dtype,
-                )  # fmt: skip
-                keep_hooks(layer, plain)
-                setattr(owner, name, plain)
-    restore_experts(module, dtype)
 
 
 def keep_hooks(layer: nn.Module, other: nn.Module) -> None:
