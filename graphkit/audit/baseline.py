@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.finding_kinds import FindingKind
+from graphkit.audit.runs.capture import duration_us
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import (
     Argument,
@@ -29,6 +31,7 @@ from graphkit.records import (
 )
 from graphkit.records.audit import Audit, worst_first
 from graphkit.runners import Runner
+from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
 from graphkit.views.diff import diff_graphs
 
@@ -52,16 +55,36 @@ def baseline_graphs(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Gra
     ]
 
 
+def replay_times(
+    target: CaptureTarget, runner: Runner[Any, Any], graphs: Sequence[GraphRecord]
+) -> dict[str, float]:
+    """Return the median microseconds of replays of full batches, by the names of graphs.
+
+    Empty for the whole step of an engine, which has no sample batches.
+    """
+    times = {}
+    for graph in graphs if runner.mode in target.forwards else ():
+        size = graph.batch_size
+        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
+        replay = partial(runner.replay, batch, padded_batch_size=size)
+        times[graph.name] = round(duration_us(runner, replay), 2)
+    return times
+
+
 def make_baseline(
-    target: str, graphs: Sequence[GraphRecord], environment: Environment
+    target: str,
+    graphs: Sequence[GraphRecord],
+    environment: Environment,
+    replay_us: Mapping[str, float] | None = None,
 ) -> GraphBaseline:
-    """Return the lock of the graphs of a target."""
+    """Return the lock of the graphs of a target, with the times of replays that were measured."""
     locked = tuple(_locked(graph) for graph in graphs)
     return GraphBaseline(
         target=target,
         environment=environment,
         fingerprints={graph.name: graph_hash(graph) for graph in locked},
         graphs=locked,
+        replay_us=replay_us or {},
     )
 
 
@@ -89,6 +112,9 @@ def check_baseline(lock: GraphBaseline, now: GraphBaseline, log: AuditLog) -> No
                 pairs = zip(locked.nodes, graph.nodes, strict=False)
                 node = next((now for was, now in pairs if was != now), None)
                 check.report(FindingKind.GRAPH_CHANGED, text, node=node)
+            if graph.name in now.replay_us and graph.name in lock.replay_us:
+                took, takes = lock.replay_us[graph.name], now.replay_us[graph.name]
+                check.text += f"; a replay takes {takes:.1f} us, and took {took:.1f}"
     for graph in before.values():
         with log.check(Audit.LOCK, graph.mode, graph.batch_size) as check:
             check.text = "not captured"

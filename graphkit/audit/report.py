@@ -9,7 +9,12 @@ from types import NoneType
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.baseline import baseline_graphs, check_baseline, make_baseline
+from graphkit.audit.baseline import (
+    baseline_graphs,
+    check_baseline,
+    make_baseline,
+    replay_times,
+)
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.forward import audit_forward
@@ -104,12 +109,14 @@ def audit_target(
     require_type("audit_target", "lock", lock, (GraphBaseline, NoneType), "a GraphBaseline or None")
     backend = backend_for(device, None)
     here = environment(backend.device)
-    graphs: list[GraphRecord] = []
+    graphs, times = list[GraphRecord](), dict[str, float]()
     for done, mode in enumerate(all_modes):
         progress(done, len(all_modes), f"auditing {mode.name}")
         sizes = batch_sizes or representative_sizes(target)
         with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
-            graphs += baseline_graphs(target, runner) if lock is not None and runner else []
+            if lock is not None and runner is not None:
+                new = baseline_graphs(target, runner)
+                graphs, times = graphs + new, times | replay_times(target, runner, new)
     if Audit.LOOP in chosen and modes is None and target.engine is None:
         log.skip(Audit.LOOP, "", "the target declares no engine, so that there is no loop")
     if Audit.MISSES in chosen:
@@ -122,7 +129,8 @@ def audit_target(
     if lock is not None:
         names = {mode.name for mode in modes or ()}
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
-        check_baseline(replace(lock, graphs=locked), make_baseline(target.name, graphs, here), log)
+        now = make_baseline(target.name, graphs, here, times)
+        check_baseline(replace(lock, graphs=locked), now, log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -145,16 +153,18 @@ def graph_baseline(
         CaptureError: A forward cannot be captured.
         TargetError: The target lacks a mode, or has no graph.
     """
-    graphs: list[GraphRecord] = []
+    graphs, times = list[GraphRecord](), dict[str, float]()
     for mode in selected_modes(target, modes):
         sizes = batch_sizes or representative_sizes(target)
         with _audited(target, mode, AuditLog(), (), sizes, device, True) as runner:
-            graphs += baseline_graphs(target, runner) if runner else []
+            if runner is not None:
+                new = baseline_graphs(target, runner)
+                graphs, times = graphs + new, times | replay_times(target, runner, new)
     if not graphs:
         raise TargetError(
             f"target {short_repr(target.name)} has no graph to lock: its modes run eagerly."
         )
-    return make_baseline(target.name, graphs, graphs[0].environment)
+    return make_baseline(target.name, graphs, graphs[0].environment, times)
 
 
 def representative_sizes(target: CaptureTarget) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol, TypeVar
 
@@ -176,6 +176,8 @@ class GraphBaseline(Record):
         environment: Where it was captured.
         fingerprints: Hash of each graph, by its name.
         graphs: The graphs without addresses and times.
+        replay_us: Median time of a replay of each graph, in microseconds, by its name; for
+            information. Empty where no replay was measured.
     """
 
     KIND: ClassVar[str] = "lock"
@@ -183,6 +185,7 @@ class GraphBaseline(Record):
     environment: Environment
     fingerprints: Mapping[str, str]
     graphs: tuple[GraphRecord, ...]
+    replay_us: Mapping[str, Duration] = field(default_factory=dict)
 
     def check_contents(self) -> None:
         """Refuse graphs with invalid indices.

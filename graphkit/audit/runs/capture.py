@@ -10,8 +10,6 @@ from functools import cache, partial
 from statistics import median
 from typing import Any
 
-import torch
-
 from graphkit.audit.runs.comparison import Comparison, compare_runs, live_sizes
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
 from graphkit.engine.step import SpecStepInputs
@@ -200,7 +198,7 @@ class _ModeCapture:
         """Yield the record of each graph, with the cost of its nodes for a full batch."""
         for size in (size.batch_size for size in self.record.sizes):
             replay = partial(self._runner.replay, self._draw(size), padded_batch_size=size)
-            with self._preserved():
+            with StateSnapshot(restorable_state(self._runner), self._runner.device):
                 yield self._runner.inspect(size, weights=weights, replay=replay)
 
     def _advance(self, what: str) -> None:
@@ -218,30 +216,37 @@ class _ModeCapture:
         batch = self._draw(size)
         return replace(
             record,
-            replay_us=self._duration_us(partial(self._runner.replay, batch), _REPEATS),
-            eager_us=self._duration_us(partial(self._runner.fall_back, batch), _EAGER_REPEATS),
+            replay_us=duration_us(self._runner, partial(self._runner.replay, batch)),
+            eager_us=duration_us(
+                self._runner, partial(self._runner.fall_back, batch), _EAGER_REPEATS
+            ),
             largest_difference=largest,
             batches_compared=len(self._live_sizes[size]),
         )
 
-    def _preserved(self) -> StateSnapshot:
-        return StateSnapshot(restorable_state(self._runner), self._runner.device)
 
-    def _duration_us(self, run: Callable[[], object], repeats: Mapping[str, int]) -> float:
-        """Return the median time in microseconds until the results are available."""
-        with self._preserved():
-            return median(self._once_us(run) for _ in range(repeats[self._runner.device.type]))
+def duration_us(
+    runner: Runner[Any, Any], run: Callable[[], object], repeats: Mapping[str, int] = _REPEATS
+) -> float:
+    """Return the median time in microseconds until the results of a run are available.
 
-    def _once_us(self, run: Callable[[], object]) -> float:
-        self._synchronise()
+    Restores state and random numbers.
+
+    Args:
+        runner: Captured.
+        run: Runs a batch.
+        repeats: Number of runs by type of device.
+    """
+
+    def once() -> float:
+        runner.backend.wait_for_device()
         began = time.perf_counter()
         run()
-        self._synchronise()
+        runner.backend.wait_for_device()
         return (time.perf_counter() - began) * 1e6
 
-    def _synchronise(self) -> None:
-        if self._runner.device.type == "cuda":
-            torch.cuda.synchronize(self._runner.device)
+    with StateSnapshot(restorable_state(runner), runner.device):
+        return median(once() for _ in range(repeats[runner.device.type]))
 
 
 def _capture_step(

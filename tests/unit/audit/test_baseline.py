@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.audit import AuditLog, graph_hash
+from graphkit.audit import AuditLog, graph_baseline, graph_hash
 from graphkit.audit.baseline import check_baseline, make_baseline
+from graphkit.audit.locate_target import locate
 from graphkit.records import (
     Argument,
     Edge,
@@ -117,3 +118,21 @@ def test_a_lock_can_be_saved_and_loaded(graph):
     lock = make_baseline("t", [graph], HERE)
     assert GraphBaseline.from_json(lock.to_json()) == lock
     assert lock.fingerprints == {"DECODE 1": graph_hash(graph)}
+
+
+@pytest.mark.parametrize("now_us", [2.0, 900.0])
+def test_times_are_shown_and_decide_nothing(graph, now_us):
+    log = AuditLog()
+    before, now = (make_baseline("t", [graph], HERE, {"DECODE 1": us}) for us in (2.04, now_us))
+    check_baseline(before, now, log)
+    (check,) = log.checks
+    assert check.text.endswith(f"; a replay takes {now_us:.1f} us, and took 2.0")
+    assert (log.findings, before.fingerprints) == ([], now.fingerprints)
+    assert GraphBaseline.from_json(before.to_json()) == before
+
+
+def test_the_lock_of_a_target_has_the_time_of_each_graph():
+    lock = graph_baseline(locate("tools.examples.minimal_target:dense", "cpu"), device="cpu")
+    assert lock.graphs
+    assert lock.replay_us.keys() == lock.fingerprints.keys()
+    assert all(us > 0 for us in lock.replay_us.values())
