@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from graphkit.records.node import Node
@@ -69,8 +68,6 @@ class GraphDiff:
         added: Nodes of the graph after that the graph before lacks.
         removed: Nodes of the graph before that the graph after lacks.
         changed: Nodes of both graphs that differ, in the order of the graph after.
-        renamed: Paths of modules that were renamed or moved, by the path before. All modules below
-            them moved along.
         figures: Timing and memory figures that differ.
         words: The changes of nodes as sentences, except of arguments; ``nothing changed`` if
             there is no change at all.
@@ -84,7 +81,6 @@ class GraphDiff:
     added: tuple[Node, ...]
     removed: tuple[Node, ...]
     changed: tuple[NodeChange, ...]
-    renamed: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[MetricChange, ...]
     words: tuple[str, ...]
     details: tuple[str, ...] = ()
@@ -92,7 +88,7 @@ class GraphDiff:
     @property
     def is_same(self) -> bool:
         """True if both graphs have the same nodes and modules. Timing and memory may differ."""
-        return not (self.added or self.removed or self.changed or self.renamed)
+        return not (self.added or self.removed or self.changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

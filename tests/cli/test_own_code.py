@@ -99,7 +99,7 @@ def test_the_code_of_model_and_tokenizer_runs_with_the_option(run, folder, here)
     own = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert type(own).__name__ == "OwnForCausalLM"
     tokenizer = models.load(folder, device="cpu", trust_remote_code=True).tokenizer
-    prompt_ids = tokenizer(PROMPT).input_ids
+    prompt_ids = tokenizer.encode(PROMPT)
     assert tokenizer.decode(prompt_ids).endswith(PROMPT.upper())
     new_ids = greedy_ids(own, prompt_ids, COUNT)
     assert list(completion.token_ids) == new_ids

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from graphkit.records import (
     FieldChange,
@@ -14,8 +13,7 @@ from graphkit.records import (
     Node,
     NodeChange,
 )
-from graphkit.views.diff.nodes import NodePair, node_changes
-from graphkit.views.diff.renames import Renames, pair_across_renames
+from graphkit.views.diff.nodes import NodePair, node_changes, pair_nodes
 from graphkit.views.diff.sentences import NOTHING_CHANGED, argument_sentences, sentences
 
 _Sources = dict[int, dict[int, str]]
@@ -27,7 +25,6 @@ _TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
 _TIMELINE = ("busy_us", "gap_us")
 _MEMORY = ("graph_bytes", "pool_bytes")
 _Metrics = Mapping[str, float | None]
-_NO_RENAMES: Renames = MappingProxyType({})
 
 
 def edge_changes(
@@ -89,26 +86,21 @@ def _shared_sources(
             waiting += [(further, _INDIRECT) for further in incoming[source]]
 
 
-def diff_graphs(
-    before: GraphRecord, after: GraphRecord, renamed: Renames = _NO_RENAMES
-) -> GraphDiff:
+def diff_graphs(before: GraphRecord, after: GraphRecord) -> GraphDiff:
     """Compare two graphs, which may be two sizes of one record.
 
     Pointers are compared by the memory that they point to. Durations of single nodes and source
-    lines are not compared. The new path of a module that was renamed or moved is not a change of
-    its nodes.
+    lines are not compared.
 
     Args:
         before: A graph.
         after: The graph to compare with it.
-        renamed: Paths of modules that only other graphs contain, by the path before. Both graphs
-            may read their weights.
     """
-    pairs, renamed = pair_across_renames(before.nodes, after.nodes, renamed)
+    pairs = pair_nodes(before.nodes, after.nodes)
     added = _unpaired(after, {node.index for _, node in pairs})
     removed = _unpaired(before, {node.index for node, _ in pairs})
     changed = tuple(_changed_nodes(pairs, edge_changes(before, after, pairs)))
-    words, details = sentences(added, removed, changed, renamed), argument_sentences(changed)
+    words, details = sentences(added, removed, changed), argument_sentences(changed)
     return GraphDiff(
         before=before.name,
         after=after.name,
@@ -117,7 +109,6 @@ def diff_graphs(
         added=added,
         removed=removed,
         changed=changed,
-        renamed=renamed,
         figures=metric_changes(_metrics(before), _metrics(after)),
         words=words or (() if details else (NOTHING_CHANGED,)),
         details=details,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise, takewhile, zip_longest
 
 from graphkit.records import Argument, FieldChange, Node, Pointer, extent
 
@@ -111,7 +111,19 @@ def node_changes(before: Node, after: Node) -> Iterator[FieldChange]:
         yield FieldChange(field=field, before=names[0], after=names[1])
     yield from field_changes(dict(_launch(before)), dict(_launch(after)))
     if is_same_kernel:  # arguments of different kernels do not correspond
-        yield from field_changes(*_arguments(before, after))
+        arguments, others = _arguments(before, after)
+        old, new = moved(before.module, after.module)
+        if old:  # weights move along with their module
+            arguments = {name: text.replace(old, new) for name, text in arguments.items()}
+        yield from field_changes(arguments, others)
+
+
+def moved(before: str, after: str) -> tuple[str, str]:
+    """Return two paths without the names at their ends that are equal; the first names stay."""
+    old, new = before.split("."), after.split(".")
+    pairs = zip(old[:0:-1], new[:0:-1], strict=False)
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return ".".join(old[: len(old) - equal]), ".".join(new[: len(new) - equal])
 
 
 def field_changes(before: dict[str, str], after: dict[str, str]) -> Iterator[FieldChange]:

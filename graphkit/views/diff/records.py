@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 
 from graphkit.records import (
     CaptureRecord,
     DiffRecord,
-    GraphDiff,
     GraphRecord,
     MetricChange,
     Record,
@@ -65,7 +63,7 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
         after=new.title,
         environment=tuple(field_changes(_environment(old), _environment(new))),
         sizes=tuple(_size_diffs(old_sizes, new_sizes)),
-        graphs=_graph_diffs(matched),
+        graphs=tuple(diff_graphs(*pair) for pair in matched.pairs),
         only_before=_names_only_in(old_sizes, new_sizes, matched.only_before),
         only_after=_names_only_in(new_sizes, old_sizes, matched.only_after),
     )
@@ -75,13 +73,6 @@ def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _MatchedGraph
     if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
         return _MatchedGraphs(((before, after),))
     return _match_graphs(before.graphs, after.graphs)
-
-
-def _graph_diffs(matched: _MatchedGraphs) -> tuple[GraphDiff, ...]:
-    """Compare the graphs; a module that one of them shows to be renamed is so in all."""
-    diffs = tuple(diff_graphs(*pair) for pair in matched.pairs)
-    renamed = dict(chain.from_iterable(diff.renamed.items() for diff in diffs))
-    return tuple(diff_graphs(*pair, renamed) for pair in matched.pairs) if renamed else diffs
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:

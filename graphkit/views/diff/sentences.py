@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from graphkit.records import FieldChange, Node, NodeChange, count_of
-from graphkit.views.diff.nodes import NAME_FIELDS
+from graphkit.views.diff.nodes import NAME_FIELDS, moved
 from graphkit.views.module_tree import any_layer
 
 NOTHING_CHANGED = "nothing changed"
@@ -31,14 +31,13 @@ def sentences(
     added: Sequence[Node],
     removed: Sequence[Node],
     changed: Sequence[NodeChange],
-    renamed: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return the changes as sentences, renamed modules first; equal layers share one.
+    """Return the changes as sentences, other modules first; equal layers share one.
 
     ``argument_sentences`` returns the changes of arguments.
     """
     return (
-        *_renamed(renamed),
+        *_moved(changed),
         *_added_or_removed(added, "appeared in", "more"),
         *_added_or_removed(removed, "is gone from", "less"),
         *_replaced(changed),
@@ -51,10 +50,15 @@ def argument_sentences(changed: Sequence[NodeChange]) -> tuple[str, ...]:
     return tuple(_arguments(changed))
 
 
-def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
-    pairs = ((any_layer(before), any_layer(after)) for before, after in renamed.items())
-    for before, after in dict.fromkeys(pairs):
-        yield f"module renamed: {before} -> {after}"
+def _moved(changed: Iterable[NodeChange]) -> Iterator[str]:
+    """Yield a sentence per path that changed, without the names below it that did not."""
+    counts = Counter[tuple[str, str]]()
+    for change in (change for node in changed for change in node.changes):
+        if change.field == "module":
+            counts[moved(any_layer(change.before), any_layer(change.after))] += 1
+    for (before, after), number in counts.items():
+        moves = f"{before or 'none'} -> {after or 'none'}"
+        yield f"module {moves} in {count_of(number, 'node')}"
 
 
 def _added_or_removed(nodes: Sequence[Node], verb: str, more_or_less: str) -> Iterator[str]:
@@ -90,7 +94,7 @@ def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
     """Yield sentences by field, each with the kernels that it is about."""
     by_field: dict[str, list[_Change]] = {}
     for node, change in _without_replaced(changed):
-        if not change.field.startswith(_ARGUMENT):
+        if not change.field.startswith(_ARGUMENT) and change.field != "module":
             field = "edge" if change.field.startswith("edge ") else change.field
             by_field.setdefault(field, []).append((node.name, _values(change)))
     for field, changes in by_field.items():

@@ -59,8 +59,8 @@ SENTENCES = {
         ["kernel gelu replaced by fused in layers.*.mlp (12 nodes)"],
     ),
     "renamed modules keep their nodes": (
-        layers(3), [f"model.{row}" for row in layers(3)], (0, 0, 0),
-        ["module renamed: layers -> model.layers"],
+        layers(3), [f"model.{row}" for row in layers(3)], (0, 0, 9),
+        ["module layers -> model.layers in 9 nodes"],
     ),
     "memsets are no kernels": (
         [], [MEMSET, CHILD], (2, 0, 0),
