@@ -40,15 +40,17 @@ def convert_mixers(model: PreTrainedModel, layout: ModelLayout) -> ModelLayout:
     known = [layer for layer in layers if layer is not None]
     if len(known) == len(layers) and len({layer.recurrence for layer in known}) <= 1:
         layout = replace(layout, recurrent=tuple(known))
-    replaced = dict(layout.replaced)
+    replaced, torch_products = dict(layout.replaced), dict(layout.torch_products)
     for number, layer in enumerate(layout.recurrent):
         mixer = modules[layer.name]
         if layer.runs_at_once:
             mixer.forward = forward = _at_once(mixer, layer, number, model)
             replaced[layer.name] = forward.text
+            if isinstance(forward, FusedMixer):  # it runs nothing else
+                torch_products.pop(layer.name, None)
         else:
             mixer.forward = PooledMixer(mixer.forward, layer, number)
-    return replace(layout, replaced=replaced)
+    return replace(layout, replaced=replaced, torch_products=torch_products)
 
 
 def _at_once(

@@ -11,11 +11,27 @@ from typing import Annotated, Any
 
 import torch
 from torch.nn import functional
-from torch.nn.functional import silu
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
+
+
+def row_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Return ``torch.sigmoid``, whose bits on a CPU depend on the place of a number in a tensor.
+
+    torch 2.13 computes what is left behind whole vectors otherwise there, unlike ``torch.exp``.
+    """
+    if x.device.type == "cuda":
+        return torch.sigmoid(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.reciprocal(1.0 + torch.exp(-wide)).to(x.dtype)
+
+
+def row_silu(x: torch.Tensor) -> torch.Tensor:
+    """Return ``torch.nn.functional.silu``, with the bits that a number has at any place."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
 
 
 @register_op(differentiable=True)
@@ -201,4 +217,4 @@ def silu_and_mul(
         The gated rows, [T, C / 2] of their dtype.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up
+    return row_silu(gate) * up

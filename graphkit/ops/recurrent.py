@@ -20,6 +20,7 @@ import torch
 
 from graphkit.errors import AttentionError
 from graphkit.ops.argument_rules import describe
+from graphkit.ops.decoder import row_silu
 from graphkit.ops.registration import register_op
 
 NO_LIMIT = 3e38
@@ -131,8 +132,7 @@ def causal_conv(
         total = total + bias.float()
     out = total.to(x.dtype)
     if silu:
-        wide = out.float()
-        out = (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+        out = row_silu(out)
     after = torch.stack([paths[distance] for distance in reversed(range(length))], -1)
     after = after.to(states.dtype)  # [B, N, C, S]
     first = rows[:, None] * (width + 1) + 1
@@ -386,8 +386,7 @@ def linear_scan(
     if skip is not None:
         out = out + value.float() * skip.float().view(heads, -1)
     if gate is not None:
-        wide = gate.float()
-        out = out * (wide / (1.0 + torch.exp(-wide)))
+        out = out * row_silu(gate.float())
     if begins is not None:
         out[int(begins[-1]) :] = 0
     return out.to(value.dtype)

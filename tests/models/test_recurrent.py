@@ -93,6 +93,8 @@ def test_known_mixers_run_all_rows_in_one_call(kind, dtype, monkeypatch):
     loaded = models.load(small_model(kind).to(dtype), device="cpu", check=dtype == torch.float32)
     assert not mixers(loaded)
     assert bool(mixers(loaded, FusedMixer)) == (kind in FUSED)
+    names = {layer.name for layer in loaded.layout.recurrent}
+    assert kind not in FUSED or not names & {*loaded.layout.torch_products}
     mixer, calls = mixers(loaded, (FusedMixer, ScannedMixer))[0], []
     forward = type(mixer).__call__
 

@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 Text = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens of a request and their log-probabilities."""
+
+
+@contextmanager
+def llama_1b() -> Iterator[Path]:
+    """Yield a file with the config of Llama-3.2-1B."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.json")
+        file.write_text(json.dumps(LLAMA_1B))
+        yield file
 
 
 def prompts(count: int, vocab_size: int) -> list[list[int]]:
@@ -108,9 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eager", action="store_true", help="run without graphs")
     options = parser.parse_args(argv)
     device = resolve_device(options.device)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "config.json")
-        file.write_text(json.dumps(LLAMA_1B))
+    with llama_1b() as file:
         model = random_model(
             options.shape or file, device=device, dtype=getattr(torch, options.dtype),
             quantize=options.quantize, row_invariant=True,

@@ -259,7 +259,7 @@ def run_batch(
         states.reset(new.to(states.device))
     output = run(batch.inputs, batch.without)
     if states is not None and batch.commits:
-        width = batch.inputs.width or batch.inputs.num_tokens
+        width = batch.inputs.width or batch.inputs.num_tokens // len(rows)
         last = torch.full_like(rows, min(width, states.width) - 1)
         states.commit(rows.to(states.device), last.to(states.device))
     return output

@@ -13,6 +13,7 @@ import torch
 
 import quantized_cases
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
+from graphkit.ops.experts import choose_experts, expert_linear, expert_sum
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import linear as plain_kernels
 from graphkit.ops.kernels.devices import has_dependent_launch
@@ -84,7 +85,34 @@ def inputs_case(run, count, dtype):
 
 
 def gate_case(run, count, dtype):
-    return lambda x: run(silu_and_mul, x), [random(1, count, 2 * 72).to(dtype)]
+    """With a width that is no multiple of a vector, whose end torch computes otherwise on a CPU."""
+    return lambda x: run(silu_and_mul, x), [random(1, count, 2 * 75).to(dtype)]
+
+
+def expert_sum_case(run, count, dtype):
+    rows, shared = random(1, count, 2, 40).to(dtype), random(2, count, 40).to(dtype)
+    factors, gate = random(3, count, 2), random(4, count, 1).to(dtype)
+    experts = torch.randint(4, (count, 2), generator=torch.Generator().manual_seed(5))
+
+    def call(rows, factors, experts, shared, gate):
+        return run(expert_sum, rows.flatten(0, 1), factors, experts, 4, None, shared, gate)
+
+    return call, [rows, factors, experts, shared, gate]
+
+
+def expert_linear_case(run, count, dtype):
+    weight = random(1, 4, 30, 24).to(dtype)
+    experts = torch.randint(4, (count, 2), generator=torch.Generator().manual_seed(2))
+
+    def call(rows, experts):
+        products = run(expert_linear, rows, experts, weight, swiglu=True)
+        return products.view(*experts.shape, -1)
+
+    return call, [random(3, count, 24).to(dtype)[:64], experts[:64]]  # more run by torch on CUDA
+
+
+def choose_experts_case(run, count, dtype):
+    return lambda logits: run(choose_experts, logits, 3, True), [random(1, count, 9).to(dtype)]
 
 
 def heads_case(run, count, dtype):
