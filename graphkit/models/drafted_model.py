@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,16 +19,17 @@ from graphkit.errors import ConfigError
 from graphkit.models.experts import experts_of
 from graphkit.models.folder import abbreviate
 from graphkit.models.forward import TransformersForward
-from graphkit.models.heads.draft_model import DraftModel
-from graphkit.models.layout import ModelLayout, head_shape, output_head
+from graphkit.models.layout import DRAFT_STEPS, ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, slot_bytes
 from graphkit.models.prepare import rotation_limit
 from graphkit.models.quantization.linear import QuantizedExperts
-from graphkit.models.scans import state_pool
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.config import default_spec
+
+if TYPE_CHECKING:
+    from graphkit.models.heads.draft_model import DraftModel
 
 WITHOUT_DRAFT = ("NGRAM", "NONE")
 """Algorithms that need no draft model; the first one is the default."""
@@ -142,7 +144,7 @@ class DraftedModel:
         """
         name = self.algorithm if algorithm is None else check_algorithm(algorithm, self._algorithms)
         if num_steps is None:
-            num_steps = DraftModel.num_steps
+            num_steps = DRAFT_STEPS
             if self.draft is not None and name == self.draft.algorithm:
                 num_steps = self.draft.num_steps
         return default_spec(
@@ -310,6 +312,8 @@ class DraftedModel:
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         layers, states = self.layout.recurrent, None
         if layers:
+            from graphkit.models.scans import state_pool
+
             states = state_pool(layers, requests.size, width, self.device)
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers

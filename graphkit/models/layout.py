@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import ConfigError
 
+DRAFT_STEPS = 3
+"""Draft steps of a model if none are given."""
+
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:

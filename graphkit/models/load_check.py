@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -20,13 +21,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import TEXT_PARTS, read_config
 from graphkit.models.model import TransformersModel
 from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.wrapper.comparison import check_wrapper
 from graphkit.models.wrapper.text_batches import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
+
+if TYPE_CHECKING:
+    from graphkit.models.expert_weights import StoredRows
 
 logger = logging.getLogger(__name__)
 _ROTATION = ("rope_scaling", "rope_parameters", "rope_theta")

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,14 +21,9 @@ from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.graphs import resolve_device
 from graphkit.models import experts
 from graphkit.models.drafted_model import WITHOUT_DRAFT, check_algorithm
-from graphkit.models.expert_weights import StoredRows
 from graphkit.models.folder import StoredWeights, read_quantized_config
-from graphkit.models.folder_weights import load_weights
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.generation import generation_defaults
-from graphkit.models.heads.assistant import AssistantDraft
-from graphkit.models.heads.draft_model import DraftModel
-from graphkit.models.heads.load import ALGORITHMS_BY_KIND, draft_kind, load_draft, standalone_draft
 from graphkit.models.kv_scales import with_kv_scales
 from graphkit.models.layout import ModelLayout, output_head
 from graphkit.models.load_check import check_keys, check_loaded
@@ -48,6 +43,10 @@ from graphkit.models.stored_tensors import check_stored
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.argument_rules import check_dtype
+
+if TYPE_CHECKING:
+    from graphkit.models.expert_weights import StoredRows
+    from graphkit.models.heads.draft_model import DraftModel
 
 _log = logging.getLogger(__name__)
 
@@ -129,9 +128,12 @@ def load(
     if dtype is not None:
         check_dtype("load", dtype)
     check_type(folder_or_model, "folder_or_model")
-    kind = None if draft is None else draft_kind(draft, folder_or_model)
+    kind, heads = None, _heads() if draft is not None else None
+    if heads is not None:
+        kind = heads.draft_kind(draft, folder_or_model)
     if algorithm is not None:
-        check_algorithm(algorithm, (*ALGORITHMS_BY_KIND.get(kind, ()), *WITHOUT_DRAFT))
+        own = () if heads is None else heads.ALGORITHMS_BY_KIND[kind]
+        check_algorithm(algorithm, (*own, *WITHOUT_DRAFT))
     if quantize is not None:
         check_quantization(quantize)
     if group is not None:
@@ -141,14 +143,14 @@ def load(
     part = partial(_loaded, folder_or_model, "folder_or_model", group=group, **options)
     loaded = part() if group is None else group.run(part)
     drafting: DraftModel | None = None
-    if kind == "STANDALONE":
-        drafting = standalone_draft(_loaded(draft, "draft", **options), loaded)
-    elif kind == "ASSISTANT":
+    if heads is not None and kind == "STANDALONE":
+        drafting = heads.standalone_draft(_loaded(draft, "draft", **options), loaded)
+    elif heads is not None and kind == "ASSISTANT":
         options["dtype"] = loaded.dtype
         assistant = _loaded(draft, "draft", prepares=False, **options).model
-        drafting = AssistantDraft(assistant, loaded, fuse=fuse)
-    elif kind is not None:
-        drafting = load_draft(
+        drafting = heads.AssistantDraft(assistant, loaded, fuse=fuse)
+    elif heads is not None:
+        drafting = heads.load_draft(
             kind, draft, loaded, algorithm, quantize, fuse=fuse, row_invariant=row_invariant
         )
     if drafting is not None:
@@ -163,6 +165,13 @@ def load(
     )  # fmt: skip
     _log_row_invariance(result, str(name))
     return result
+
+
+def _heads() -> Any:
+    """Return the module that loads draft models, which a model without one does not need."""
+    from graphkit.models.heads import load as heads
+
+    return heads
 
 
 def _log_row_invariance(model: TransformersModel, name: str) -> None:
@@ -189,7 +198,7 @@ def _loaded(
     group: RankGroup | None = None,
     prepares: bool = True,
 ) -> TransformersModel:
-    folder, stored_rows, split = None, StoredRows(), None
+    folder, stored_rows, split = None, None, None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
@@ -236,7 +245,7 @@ def _from_folder(
     device: torch.device,
     trust_remote_code: bool,
     group: RankGroup | None,
-) -> tuple[PreTrainedModel, StoredRows, RankSplit | None]:
+) -> tuple[PreTrainedModel, StoredRows | None, RankSplit | None]:
     """Load a folder, its quantised layers by graphkit if it reads their layout.
 
     Returns the model, what the folder has for its check, and how ranks split it.
@@ -264,6 +273,8 @@ def _from_folder(
             raise CheckpointError(f"{folder} cannot be loaded: {error}") from error
         layout, reason = None, f"graphkit does not read it: {error}"
     if layout is not None or (group is not None and not settings):
+        from graphkit.models.folder_weights import load_weights
+
         return load_weights(
             folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
             group=group,
@@ -280,7 +291,7 @@ def _from_folder(
             f"transformers reads and ranks do not split. Load it on one device. {reason}".rstrip(),
             field="group",
         )
-    return _by_transformers(folder, dtype, trust_remote_code, reason), StoredRows(), None
+    return _by_transformers(folder, dtype, trust_remote_code, reason), None, None
 
 
 def _has_quantizer(settings: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
@@ -26,13 +26,15 @@ from graphkit.models.generation import (
     generation_defaults,
     stop_ids,
 )
-from graphkit.models.heads.draft_model import DraftModel
 from graphkit.models.layout import head_shape
 from graphkit.models.tokenizer import VOCAB_SIZE, ByteTokenizer, FolderTokenizer, Tokenizer
 from graphkit.runners import Runner
 from graphkit.runners.settings import show_options
 from graphkit.runners.targets import CaptureTarget
 from graphkit.spec import ForwardMode, SpecConfig
+
+if TYPE_CHECKING:
+    from graphkit.models.heads.draft_model import DraftModel
 
 
 class TransformersModel(DraftedModel):

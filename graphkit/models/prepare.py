@@ -41,7 +41,6 @@ from graphkit.models.fusion import fuse_modules
 from graphkit.models.fusion.observation import Run, random_logits
 from graphkit.models.layout import IndexLayer, ModelLayout, output_head
 from graphkit.models.probe import learn_layout
-from graphkit.models.recurrent import convert_mixers
 from graphkit.models.running import AttentionCall, LatentRows, SelectedKeys, running_forward
 
 
@@ -233,6 +232,10 @@ def prepare_model(
         )  # fmt: skip
     convert_latents(model, layout)
     convert_indexers(model, layout)
+    if not layout.recurrent:
+        return layout
+    from graphkit.models.recurrent import convert_mixers
+
     return convert_mixers(model, layout)
 
 

@@ -20,7 +20,6 @@ from graphkit.engine.attention import PagedAttention
 from graphkit.errors import CheckpointError
 from graphkit.graphs import resolve_device
 from graphkit.models.drafted_model import check_algorithm
-from graphkit.models.heads.load import load_draft
 from graphkit.models.loader import load
 from graphkit.models.model import TransformersModel
 from graphkit.models.tokenizer import END_OF_TEXT
@@ -127,6 +126,8 @@ def reference_target(
     """
     model = _on(device, "EAGLE", **options)
     kept = {name: value for name, value in options.items() if name != "group"}
+    from graphkit.models.heads.load import load_draft
+
     chain = load_draft("MTP", default_checkpoint("mtp"), model, None, **kept)
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")

@@ -75,3 +75,24 @@ def test_a_record_reaches_its_page_through_few_files():
     executed = json.loads(done.stdout)
     assert {"records/record.py", "views/html.py", "views/web/page.html"} <= {*executed}
     assert len(executed) <= 20, executed
+
+
+LOAD = """
+import graphkit as gk
+from graphkit.models.reference import default_checkpoint
+model = gk.models.load(default_checkpoint(), device="cpu", check=False)
+model.engine(max_context_len=64).generate([[72]], gk.SamplingParams(max_new_tokens=1))
+"""
+
+
+def test_a_plain_model_needs_no_draft_heads_and_no_quantised_or_recurrent_layers():
+    pytest.importorskip("transformers")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD + REPORT], capture_output=True, text=True, check=True
+    )
+    files = json.loads(done.stdout.splitlines()[-1])
+    own = {name.removeprefix("graphkit.models.") for name in files if ".models." in name}
+    optional = {"folder_weights", "plain_tensors", "expert_weights", "recurrent", "scans"}
+    assert "loader" in own
+    assert not {name for name in own if name.startswith("heads.")} | (own & optional)
+    assert len(own) <= 42

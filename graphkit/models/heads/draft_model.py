@@ -18,7 +18,7 @@ from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
 from graphkit.models.forward import TransformersForward, batch_forward
-from graphkit.models.layout import ModelLayout
+from graphkit.models.layout import DRAFT_STEPS, ModelLayout
 from graphkit.models.pools import LayerGroupAttention, TargetKeys
 from graphkit.models.residual import DeferredSums
 from graphkit.models.running import SelectedKeys
@@ -47,7 +47,7 @@ class DraftModel(ABC):
     modes: tuple[ForwardMode, ...] = (
         ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2,
     )  # fmt: skip
-    num_steps: int = 3
+    num_steps: int = DRAFT_STEPS
     aux_layers: tuple[int, ...] = ()
     reads_target: bool = False
     row_invariant: bool = False

@@ -19,6 +19,7 @@ from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import StoredWeights, as_folder, check_tensors, read_config
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads import layouts
+from graphkit.models.heads.assistant import AssistantDraft as AssistantDraft
 from graphkit.models.heads.config import ASSISTANTS, head_config
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DraftModel, StandaloneDraft
