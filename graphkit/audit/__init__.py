@@ -2,10 +2,17 @@
 
 Read ``report.py`` first: it runs all audits of a target. An audit is one file, or one folder whose
 ``audit.py`` says what it varies. What it reports has a kind of ``finding_kinds`` and goes to an
-``AuditLog``. Audits of memory work on a ``ReplayableGraph``, of a runner or of another program.
+``AuditLog``; what cannot be checked raises ``NotChecked``.
 
+- ``replayable_graph``: a graph that can be replayed from one state, of a runner or of another
+  program, and the addresses in it. Audits of memory work on it.
 - ``runs``: one batch with and without its graph, and the first node at which two runs differ.
-- ``host_objects``, ``attention_check``: what a capture asks, through ``runners/capture_checks.py``.
+- ``recaptures``, ``canonical_nodes``, ``capture_differences``: captures of one step, compared.
+- ``bits``: equal bits of tensors, and sums of them. Differences up to rounding are in
+  ``runners/comparison``.
+- ``row_axes``: rows of state that a batch may write.
+- ``host_objects``: what a forward reaches on the host, for captures through
+  ``runners/capture_checks.py``, which also leads to ``attention_check``.
 - ``foreign``: graphs that another program captures; it loads without torch.
 - ``kit``: the same checks as assertions and a pytest plugin, public as ``graphkit.testing``.
 

@@ -12,6 +12,10 @@ from graphkit.records import AuditCheck, Finding, Mismatch, Node, distinct_text
 from graphkit.records.audit import Audit, worst_severity
 
 
+class NotChecked(Exception):  # noqa: N818 - its text becomes the summary of a check
+    """A check cannot be made, or replays cannot be compared. The text says why."""
+
+
 class Check:
     """A check in progress. Its findings carry its audit, mode and batch size.
 

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check, row_facts
+from graphkit.audit.audit_log import AuditLog, Check, NotChecked, row_facts
 from graphkit.audit.bits import checksum
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
+from graphkit.audit.node_switches import ReplayGraph, first_node_after
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
@@ -108,7 +108,7 @@ def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) 
 
     try:
         return first_node_after(runner.graphs[size], record.nodes, wait, look)
-    except Incomparable:
+    except NotChecked:
         return None
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from graphkit.audit.audit_log import NotChecked
 from graphkit.graphs import RecordedGraph, Stage
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked, runtime
@@ -26,10 +27,6 @@ ReplayGraph = Callable[[Any], object]
 """Replays a graph."""
 
 
-class Incomparable(Exception):  # noqa: N818 - its text becomes part of a finding
-    """Two replays cannot be compared node by node. The text says why."""
-
-
 @contextmanager
 def switches(
     graph: Any, nodes: Nodes, wait: Callable[[], object]
@@ -42,7 +39,7 @@ def switches(
         wait: Waits for the device.
 
     Raises:
-        Incomparable: A node cannot be switched off.
+        NotChecked: A node cannot be switched off.
     """
     graphs = getattr(graph, "graphs", (graph,))
     if isinstance(graphs[0], RecordedGraph):
@@ -67,7 +64,7 @@ class NodeSwitches:
     def __init__(self, graph: Any, nodes: Nodes, wait: Callable[[], object] = lambda: None) -> None:
         for node in nodes:
             if node.kind not in (*SWITCHABLE, *_WITHOUT_EFFECT):
-                raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
+                raise NotChecked(f"node {node.index}, a {node.kind}, cannot be switched off")
         self._graph, self._wait, self._bindings = graph, wait, runtime()
         graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
         handles = [handle for part in graphs for handle in self._handles(part)]
@@ -166,7 +163,7 @@ def first_node_after(
             returns what to compare with the result for no node at all.
 
     Raises:
-        Incomparable: A node cannot be switched off.
+        NotChecked: A node cannot be switched off.
     """
     with switches(graph, nodes, wait) as switched:
         start = look(partial(switched.replay_first, 0))

@@ -11,7 +11,7 @@ itself, as layers read a context object, is reported as a note: others may read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.bits import same_bits
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.host_objects.containers import Container, containers
+from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.forward_objects import reads
 from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
@@ -32,7 +32,7 @@ from graphkit.records import tensor_text
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.step_comparison import SEED
-from graphkit.runners.known_memory import is_a
+from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.targets import CaptureTarget
 
 _PLAIN = torch.Tensor, nn.Parameter
@@ -101,7 +101,7 @@ def _left_by(runner: Runner[Any, Any], roots: dict[str, Any], batch: Any) -> _Le
     inputs: dict[int, torch.Tensor] = {}  # kept, so that no other storage gets their ids
 
     def call(forward: Any, given: Any) -> Any:
-        inputs.update((storage_id(tensor), tensor) for tensor in _tensors_in(given, 3))
+        inputs.update((storage_id(tensor), tensor) for _, tensor in attribute_tensors(given, 3))
         return forward(given)
 
     with runner.step.wrapped(lambda forward: wrapped_forward(forward, call)):
@@ -113,16 +113,6 @@ def _left_by(runner: Runner[Any, Any], roots: dict[str, Any], batch: Any) -> _Le
         if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta
     }
     return _Left(tensors, inputs, objects)
-
-
-def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an object holds, ``depth`` levels deep."""
-    if is_a(value, torch.Tensor):
-        yield value
-    elif depth:
-        for container in containers("", value):
-            for inner in container.read().values():
-                yield from _tensors_in(inner, depth - 1)
 
 
 def _side_outputs(first: _Left, second: _Left) -> _Held:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.audit_log import NotChecked
 from graphkit.audit.foreign.audits.device import host_bytes
-from graphkit.audit.node_switches import SWITCHABLE, Incomparable
+from graphkit.audit.node_switches import SWITCHABLE
 from graphkit.graphs import Allocation
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 
@@ -234,7 +235,7 @@ class StandInDevice:
     def node_switches(self, graph: Any, nodes: Any) -> Switches:
         for node in nodes:
             if node.kind not in SWITCHABLE:
-                raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
+                raise NotChecked(f"node {node.index}, a {node.kind}, cannot be switched off")
         return Switches(graph)
 
     def launch_us(self, graph: Any, prepare: Callable[[], None]) -> float:

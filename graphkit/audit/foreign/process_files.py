@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -42,15 +43,16 @@ class _ProcessFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pid, self._name, self._count = 0, "", 0
+        self._pid, self._name, self._numbers = 0, "", itertools.count()
 
-    def _path(self, suffix: str) -> Path:
+    def _path(self, suffix: str, *, is_numbered: bool = False) -> Path:
         """Return the path of a file; the time in it tells apart processes of equal number."""
         if self._pid != os.getpid():
-            self._pid, self._count = os.getpid(), 0
+            self._pid, self._numbers = os.getpid(), itertools.count()
             self._name = f"{time.time_ns()}-{self._pid}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder / (self._name + suffix)
+        number = f"-{next(self._numbers):06}" if is_numbered else ""
+        return self._folder / (self._name + number + suffix)
 
 
 class GraphFileWriter(_ProcessFiles):
@@ -71,9 +73,7 @@ class GraphFileWriter(_ProcessFiles):
 
         If ``inspect`` raises or never returns, the graph counts as lost.
         """
-        self._path("")
-        incomplete = self._path(f"-{self._count:06}{_INCOMPLETE}")
-        self._count += 1
+        incomplete = self._path(_INCOMPLETE, is_numbered=True)
         incomplete.touch()
         process = Process(pid=os.getpid(), command=tuple(sys.orig_argv))
         record = _record(process.command, 0, [process], [inspect()])

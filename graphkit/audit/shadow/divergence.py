@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.audit.audit_log import NotChecked
 from graphkit.audit.canonical_nodes import CanonicalNode, canonical_nodes
 from graphkit.audit.capture_differences import (
     CaptureDifference,
@@ -16,7 +17,6 @@ from graphkit.audit.capture_differences import (
     differing_bytes,
     location,
 )
-from graphkit.audit.node_switches import Incomparable
 from graphkit.audit.recaptures import Recaptures
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
@@ -88,7 +88,7 @@ def first_divergence(
             return _earlier(argument, first_result_difference(graph, new, runs.replay), after)
         try:
             result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay)
-        except Incomparable as error:
+        except NotChecked as error:
             if argument is not None:
                 return _earlier(argument, None, after)
             return Divergence(f"A new capture has the same nodes; {error}.")

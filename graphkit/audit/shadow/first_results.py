@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.audit_log import NotChecked
 from graphkit.audit.bits import checksum
 from graphkit.audit.node_switches import (
     FirstOps,
-    Incomparable,
     Nodes,
     ReplayGraph,
     bisected,
@@ -90,11 +90,11 @@ def first_memory_difference(
         dtype: The model's dtype, to ignore differences within rounding.
 
     Raises:
-        Incomparable: The nodes differ, a node cannot be switched off, or the pools are laid out
+        NotChecked: The nodes differ, a node cannot be switched off, or the pools are laid out
             differently.
     """
     if [node.name for node in nodes[0]] != [node.name for node in nodes[1]]:
-        raise Incomparable("the two captures have different nodes")
+        raise NotChecked("the two captures have different nodes")
     pools, wait = _Pools(*nodes, device), partial(torch.cuda.synchronize, device)
     with pools.preserved(), ExitStack() as stack:
         switched = [
@@ -128,9 +128,9 @@ class _Pools:
             one, other = (_find_segment(address, segments) for address in addresses)
             is_aligned = addresses[0] - one[0] == addresses[1] - other[0]
             if not is_aligned or pairs.setdefault(one, other) != other:
-                raise Incomparable("the memory of the two captures is laid out differently")
+                raise NotChecked("the memory of the two captures is laid out differently")
         if not pairs:
-            raise Incomparable("no argument points to the graph's own memory")
+            raise NotChecked("no argument points to the graph's own memory")
         self._device = device
         self._pairs = [
             (device_bytes(*one, device), device_bytes(*two, device)) for one, two in pairs.items()
@@ -179,7 +179,7 @@ def _find_segment(address: int, segments: Sequence[Segment]) -> Segment:
     around = (segment for segment in segments if segment[0] <= address < segment[0] + segment[1])
     segment = next(around, None)
     if segment is None:
-        raise Incomparable("the allocator does not know the graph's memory")
+        raise NotChecked("the allocator does not know the graph's memory")
     return segment
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, row_facts, row_text
+from graphkit.audit.audit_log import AuditLog, NotChecked, row_facts, row_text
 from graphkit.audit.bits import checksum
 from graphkit.audit.host_objects.reachable_objects import walk_roots
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.node_switches import Incomparable, ReplayGraph, first_node_after
+from graphkit.audit.node_switches import ReplayGraph, first_node_after
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns
@@ -117,7 +117,7 @@ class RunnerGraph(ReplayableGraph):
             return first_node_after(
                 graph, self.record.nodes, self._runner.backend.wait_for_device, look
             )
-        except Incomparable:
+        except NotChecked:
             return None
 
     def name_at(self, address: int) -> str:

@@ -29,8 +29,6 @@ def plug_in() -> None:
     from transformers.generation.continuous_batching import model_runner
 
     runner: Any = model_runner.ModelRunner
-    if hasattr(runner._capture_graph, "_graphkit_original"):
-        return
     check_signature(runner._capture_graph, _PARAMETERS, "transformers")
     check_signature(runner.compute_batch, ("self", "model", "batch_data"), "transformers")
     wrap(runner, "compute_batch", _compute_batch)

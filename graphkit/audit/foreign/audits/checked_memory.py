@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.audit_log import NotChecked
 from graphkit.audit.bits import CHUNK
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph, blocks_of, pool_id
 from graphkit.audit.foreign.audits.watched_memory import WatchedMemory
@@ -20,10 +21,6 @@ _LEAST_BYTES = 1 << 29
 """Memory that checksums take for temporary tensors."""
 _HOST_BYTES = 64 << 20
 """Largest range of pinned memory that is restored as a whole."""
-
-
-class NotChecked(Exception):  # noqa: N818 - its text becomes the summary of a check
-    """A replay cannot be repeated. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)

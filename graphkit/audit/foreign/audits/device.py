@@ -58,7 +58,7 @@ class CudaDevice:
         """Return switches of the nodes of a graph.
 
         Raises:
-            Incomparable: A node cannot be switched off.
+            NotChecked: A node cannot be switched off.
         """
         return NodeSwitches(_Replayed(graph), nodes)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
-from graphkit.audit.node_switches import SWITCHABLE, Incomparable
+from graphkit.audit.node_switches import SWITCHABLE
 from graphkit.graphs.walk.timing import execution_order
 from graphkit.records import Node, count_of, listed
 
@@ -42,7 +42,7 @@ def replay_by_node(
     nodes = followed.record.nodes
     try:
         switched = device.node_switches(graph, nodes)
-    except Incomparable as reason:
+    except NotChecked as reason:
         replay()
         error = device.fault()
         if error:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.bits import CHUNK
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audit_options import AuditOptions
-from graphkit.audit.foreign.audits.checked_memory import NotChecked, checked_memory, mib
+from graphkit.audit.foreign.audits.checked_memory import checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
 from graphkit.audit.foreign.audits.rank_keys import has_collective
 from graphkit.audit.foreign.audits.watched_memory import DeclaredMemory, ReplayMemory

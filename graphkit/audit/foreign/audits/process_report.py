@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import AuditLog, Check, NotChecked
 from graphkit.audit.causes import merged_by_cause
-from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.process_files import AuditFileWriter
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import AuditCheck, AuditReport, Finding

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.adapters.transformers import plug_in_if_imported
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
-from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
 from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
 from graphkit.audit.foreign.audits.followed_graph import (

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
-from graphkit.audit.foreign.audits.checked_memory import NotChecked
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
 from graphkit.audit.foreign.registration import Registration, named_outputs
 from graphkit.audit.runs.first_node import first_node_in

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from graphkit.audit import node_switches
-from graphkit.audit.node_switches import Incomparable, bisected
+from graphkit.audit.audit_log import NotChecked
+from graphkit.audit.node_switches import bisected
 from graphkit.audit.shadow import first_results
 from graphkit.audit.shadow.first_results import first_memory_difference
 from graphkit.graphs import Stage
@@ -155,7 +156,7 @@ def test_a_large_difference_is_found_despite_rounding_of_many_numbers(device):
 def test_graphs_of_different_nodes_are_not_compared(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
-    with pytest.raises(Incomparable, match="have different nodes"):
+    with pytest.raises(NotChecked, match="have different nodes"):
         first_memory_difference((graph, now), (graph.nodes, now.nodes[:-1]), lambda g: g.run(), CPU)
 
 
@@ -187,7 +188,7 @@ def test_nodes_that_cannot_be_switched_off(device):
     kinds = ["kernel"] * (NODES - 1) + ["child graph"]
     graph, now = Graph([1] * NODES, kinds), Graph([1] * NODES, kinds)
     device(graph, now)
-    with pytest.raises(Incomparable, match="node 8, a child graph, cannot be switched off"):
+    with pytest.raises(NotChecked, match="node 8, a child graph, cannot be switched off"):
         found((graph, now))
 
 
@@ -204,7 +205,7 @@ def test_pools_with_different_layouts(device):
     other = Pointer(address=now.pool.data_ptr() + 40, memory="pool", name="pool")
     moved = Argument(size=8, kind="pointer", text="pool", pointers=(other,))
     now.nodes[5] = Node(index=5, kind="kernel", name="add", short_name="add", arguments=(moved,))
-    with pytest.raises(Incomparable, match="laid out differently"):
+    with pytest.raises(NotChecked, match="laid out differently"):
         found((graph, now))
 
 
@@ -214,12 +215,12 @@ def test_graphs_without_a_pool(device):
         graph.nodes = [
             Node(index=i, kind="kernel", name="add", short_name="add") for i in range(NODES)
         ]
-    with pytest.raises(Incomparable, match="no argument points to the graph's own memory"):
+    with pytest.raises(NotChecked, match="no argument points to the graph's own memory"):
         found(graphs)
 
 
 def test_memory_that_the_allocator_released(device):
-    with pytest.raises(Incomparable, match="the allocator does not know the graph's memory"):
+    with pytest.raises(NotChecked, match="the allocator does not know the graph's memory"):
         found((Graph([1] * NODES), Graph([1] * NODES)))
 
 

@@ -99,8 +99,8 @@ def test_state_that_the_graph_writes_elsewhere(capture, batch_of, watched):
         "(1 live request)."
     )
     assert finding.text.endswith(
-        f"node {finding.node} (copy_): argument 0 self is float32 [4, 8] at cache+0x2a0; in the "
-        "graph it is float32 [4, 8] at cache+0x280."
+        f"argument 0 of `copy_` (node {finding.node}): it is float32 [4, 8] at cache+0x2a0; in "
+        "the graph it is float32 [4, 8] at cache+0x280."
     )
 
 
