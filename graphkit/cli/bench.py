@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, UsageError
-from graphkit.cli.models import OpenModels, open_models
+from graphkit.cli.models import open_models
 from graphkit.cli.options import (
     HelpFormatter,
     add_checkpoint_options,
@@ -191,7 +191,7 @@ def _measure_format(
         dtype=model.dtype,
         weights=WeightBytes.of(model, models.spec.longest.num_steps),
         variants=tuple(make_variants(generations, _steps_per_launch(arguments, group))),
-        text_ids=_text_ids(models),
+        text_ids=models.tokenizer.encode(Path(argparse.__file__).read_text(encoding="utf-8")),
         context=arguments.context,
         steps=arguments.steps or _STEPS[device.type],
         rounds=arguments.rounds,
@@ -203,7 +203,8 @@ def _measure_format(
             f"{needed - bench.context} tokens more, but the target has contexts of at most "
             f"{longest} tokens. Choose smaller --context, --steps or --steps-per-launch."
         )
-    name = "the reference model" if models.folder is None else models.folder.resolve().name
+    folder = arguments.checkpoint
+    name = "the reference model" if folder is None else folder.resolve().name
     if shape is not None:
         path = Path(shape).resolve()
         name = path.parent.name if path.name == "config.json" else path.stem
@@ -243,12 +244,6 @@ def _steps_per_launch(arguments: argparse.Namespace, group: RankGroup | None) ->
     if refusal and chosen not in (None, [1]):
         raise UsageError(f"--steps-per-launch must be 1: {refusal}.")
     return (1,) if refusal else chosen or (1, 4, 16)
-
-
-def _text_ids(models: OpenModels) -> Sequence[int]:
-    """Return Python source in the tokens of the target."""
-    source = Path(argparse.__file__).read_text(encoding="utf-8")
-    return models.load_tokenizer().encode(source)
 
 
 def _generation(text: str) -> str:

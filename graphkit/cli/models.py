@@ -6,7 +6,6 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
@@ -35,19 +34,16 @@ class OpenModels:
 
     Attributes:
         model: The target and its draft model.
-        folder: The folder of the target; ``None`` for a model whose tokens are bytes.
+        tokenizer: The tokenizer of the target. Bytes are the tokens of a model without a folder.
         spec: Settings of drafts.
         engine: Creates an engine over the models, with the arguments of ``SpeculativeEngine``,
             ``max_batch_size`` and ``max_context_len``.
-        load_tokenizer: Loads the tokenizer of the target. Raises ``CheckpointError`` for a folder
-            without one.
     """
 
     model: TransformersModel
-    folder: Path | None
+    tokenizer: Tokenizer
     spec: SpecConfig
     engine: Callable[..., SpeculativeEngine]
-    load_tokenizer: Callable[[], Tokenizer]
 
 
 def open_models(
@@ -67,70 +63,79 @@ def open_models(
 
     Raises:
         UsageError: Options contradict each other, or the package transformers is missing.
-        CheckpointError: A folder cannot be loaded.
+        CheckpointError: A folder or its tokenizer cannot be loaded.
         ConfigError: A setting is out of range, or the models do not fit the algorithm.
     """
-    from graphkit.graphs import resolve_device
     from graphkit.models.tokenizer import END_OF_TEXT, ByteTokenizer
 
-    device, folder = resolve_device(arguments.device), arguments.checkpoint
     options: dict[str, Any] = {"kv_dtype": kv_dtype(arguments)}
-    if folder is not None:
-        model = load_folder(arguments, device, group, quantize)
-    else:
+    if arguments.checkpoint is None:
         names = ("draft", "dtype", "trust_remote_code")
         refuse_options(arguments, names, "applies to a --checkpoint. Give one.")
-        if device.type == "cpu":
-            use_one_thread()
-        model = _shipped_or_random(arguments, device, group, quantize)
         options["bos_token_id"] = END_OF_TEXT
+    model = load_model(arguments, group, quantize)
     settings = speculation_settings(arguments)
     chooses = adapts and "num_steps" not in settings
     spec = model.engine_spec(**settings) if chooses else model.spec(**settings)
     settings["num_steps"] = spec.num_steps
     return OpenModels(
         model=model,
-        folder=folder,
+        tokenizer=ByteTokenizer() if arguments.checkpoint is None else model.tokenizer,
         spec=spec,
         engine=partial(model.engine, **options, **settings),
-        load_tokenizer=lambda: ByteTokenizer() if folder is None else model.tokenizer,
     )
 
 
-def load_folder(
-    arguments: argparse.Namespace,
-    device: torch.device,
-    group: RankGroup | None,
-    quantize: str | None,
+def load_model(
+    arguments: argparse.Namespace, group: RankGroup | None, quantize: str | None
 ) -> TransformersModel:
-    """Load the folders of --checkpoint and --draft by ``graphkit.models``; ranks split them.
+    """Load the folders of --checkpoint and --draft, a --shape or the reference model.
 
     Raises:
         UsageError: The package transformers is missing.
         CheckpointError: A folder cannot be loaded.
         ConfigError: The model cannot be served, or the draft model does not fit it.
     """
-    models = import_models()
-    from transformers.utils import logging
+    import torch
 
-    if not arguments.verbose:
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: TransformersModel = models.load(
-        arguments.checkpoint,
-        draft=arguments.draft,
-        algorithm=arguments.algorithm,
-        dtype=_dtype(arguments, device),
-        quantize=quantize,
-        device=device,
-        trust_remote_code=bool(arguments.trust_remote_code),
-        group=group,
-        row_invariant=arguments.row_invariant,
-    )
+    from graphkit.graphs import resolve_device
+
+    models, device = import_models(), resolve_device(arguments.device)
+    folder, shape = arguments.checkpoint, getattr(arguments, "shape", None)
+    options: dict[str, Any] = {
+        "device": device, "quantize": quantize, "group": group,
+        "row_invariant": arguments.row_invariant,
+    }  # fmt: skip
+    if shape is None and arguments.dtype is not None:
+        options["dtype"] = getattr(torch, arguments.dtype)
+    elif shape is None and (folder is None or device.type == "cpu"):
+        options["dtype"] = torch.float32
+    model: TransformersModel
+    if folder is not None:
+        _quieten_transformers(arguments.verbose)
+        model = models.load(
+            folder,
+            draft=arguments.draft,
+            algorithm=arguments.algorithm,
+            trust_remote_code=bool(arguments.trust_remote_code),
+            **options,
+        )
+    elif shape is not None:
+        model = models.random_model(shape, arguments.algorithm or "EAGLE", **options)
+    else:
+        model = models.reference_model(arguments.algorithm or "EAGLE", **options)
     weights = sum(parameter.nbytes for parameter in model.model.parameters())
     if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
         use_one_thread()
     return model
+
+
+def _quieten_transformers(verbose: int) -> None:
+    from transformers.utils import logging
+
+    if not verbose:
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
@@ -153,37 +158,6 @@ def use_one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def _shipped_or_random(
-    arguments: argparse.Namespace,
-    device: torch.device,
-    group: RankGroup | None,
-    quantize: str | None,
-) -> TransformersModel:
-    """Return the reference model, or a model of --shape with random weights."""
-    models, shape = import_models(), getattr(arguments, "shape", None)
-    algorithm = arguments.algorithm or "EAGLE"
-    options: dict[str, Any] = {"quantize": quantize, "group": group}
-    options["row_invariant"] = arguments.row_invariant
-    model: TransformersModel
-    if shape is not None:
-        model = models.random_model(shape, algorithm, device=device, **options)
-    else:
-        dtype = _dtype(arguments, device)
-        model = models.reference_model(algorithm, device=device, dtype=dtype, **options)
-    return model
-
-
-def _dtype(arguments: argparse.Namespace, device: torch.device) -> torch.dtype | None:
-    """Return the data type of the weights; ``None`` for that of the folder."""
-    import torch
-
-    if arguments.dtype is not None:
-        chosen: torch.dtype = getattr(torch, arguments.dtype)
-        return chosen
-    is_own = device.type == "cuda" and arguments.checkpoint is not None
-    return None if is_own else torch.float32
 
 
 def kv_dtype(arguments: argparse.Namespace) -> torch.dtype | None:

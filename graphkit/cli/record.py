@@ -28,7 +28,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Run a Python program unchanged and write one record of every CUDA graph that "
         "torch captures in it and in its child processes.",
         epilog="""
---out may also be given among ARGS. Arguments after -- always belong to the program.
+Arguments after SCRIPT or MODULE belong to the program.
 
 The exit code is the program's own; 128 plus the signal's number if a signal ended it. If the
 program itself ends with 0, --audit exits with 3 if nothing could be audited, with 2 if the report
@@ -43,11 +43,14 @@ Examples:
   graphkit record --audit --fail-on error serve.py --port 8000
   graphkit record --lock graphs.lock -- bench.py --batch-size 8
   graphkit record --check graphs.lock -- bench.py --batch-size 8
-  graphkit record train.py -- --out model.pt
+  graphkit record train.py --out model.pt
 """,
         formatter_class=HelpFormatter,
     )
-    _add_out(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="F",
+        help="write the record as JSON to file F; default: graphkit-record.json",
+    )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--lock", type=Path, metavar="F",
@@ -90,21 +93,15 @@ Examples:
     parser.set_defaults(run=run)
 
 
-def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, metavar="F",
-        help="write the record as JSON to file F; default: graphkit-record.json",
-    )  # fmt: skip
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the program's exit code."""
     from graphkit.audit.foreign import record_program
 
     is_module = arguments.module is not None
-    program, out = _split([*(arguments.module or ()), *arguments.script])
+    program = [*(arguments.module or ()), *arguments.script]
+    program = program[program[:1] == ["--"] :]
     name = "graphkit-audit.json" if arguments.audit else "graphkit-record.json"
-    out = arguments.lock or out or arguments.out or Path(name)
+    out = arguments.lock or arguments.out or Path(name)
     _check_program(program, is_module=is_module)
     command = ["-m", *program] if is_module else program
     if arguments.check:
@@ -191,15 +188,6 @@ def _refuse_audit_options(arguments: argparse.Namespace, *names: str) -> None:
         if getattr(arguments, name):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} applies to an audit. Add --audit, or leave it out.")
-
-
-def _split(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """Return the program and its arguments, and the value of an --out found before ``--``."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("graphkit record", _USAGE, add_help=False, allow_abbrev=False)
-    _add_out(parser)
-    known, program = parser.parse_known_args(arguments[:end])
-    return program + arguments[end + 1 :], known.out
 
 
 def _check_program(program: list[str], *, is_module: bool) -> None:

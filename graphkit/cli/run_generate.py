@@ -57,7 +57,7 @@ def complete(
             cannot be captured.
     """
     models = open_models(arguments, group, arguments.quantize, adapts=True)
-    tokenizer = models.load_tokenizer()
+    tokenizer = models.tokenizer
     with _refusing_prompts():
         prompt_ids = [_encode(prompt, tokenizer, is_chat=arguments.chat) for prompt in prompts]
     processors = {name: getattr(arguments, name) for name in _PROCESSORS}

@@ -10,7 +10,7 @@ from graphkit.cli.exits import UsageError
 from graphkit.cli.models import (
     import_models,
     kv_dtype,
-    load_folder,
+    load_model,
     refuse_options,
     use_one_thread,
 )
@@ -21,8 +21,6 @@ from graphkit.records import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from graphkit.distributed import RankGroup
     from graphkit.records import CaptureRecord
@@ -81,7 +79,16 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
     modes = _parse_modes(arguments.mode)
     device = resolve_device(arguments.device)
     if arguments.checkpoint is not None:
-        target = _folder_target(arguments, device, group)
+        if arguments.target is not None:
+            raise UsageError(
+                f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
+            )
+        target = load_model(arguments, group, arguments.quantize).target(
+            max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
+            max_context_len=arguments.max_context_len,
+            kv_dtype=kv_dtype(arguments),
+            **speculation_settings(arguments),
+        )
     else:
         why = "applies to a --checkpoint: a TARGET has its own settings."
         refuse_options(arguments, FOLDER_OPTIONS, why)
@@ -169,21 +176,6 @@ def sizes_of_a_first_look(target: CaptureTarget) -> list[int] | None:
     if target.batch_sizes is not None or largest <= _LARGEST_BATCH:
         return None
     return [*(1 << bits for bits in range((largest - 1).bit_length())), largest]
-
-
-def _folder_target(
-    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
-) -> CaptureTarget:
-    if arguments.target is not None:
-        raise UsageError(
-            f"--checkpoint is given with the TARGET {arguments.target!r}. Give one of the two."
-        )
-    return load_folder(arguments, device, group, arguments.quantize).target(
-        max_batch_size=max(arguments.batch_sizes or [_LARGEST_BATCH]),
-        max_context_len=arguments.max_context_len,
-        kv_dtype=kv_dtype(arguments),
-        **speculation_settings(arguments),
-    )
 
 
 def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:

@@ -151,23 +151,6 @@ def test_keys_are_text_while_the_prompt_is_open(capture, drive):
     assert (now.title, now.at, now.is_running, now.focus) == ("tiny", 0, True, "filter:")
 
 
-def test_the_footer_shows_whole_keys_in_the_order_of_the_table(capture, drive):
-    keys = [f"{key.key_display} {key.description}" for key in KEYS if key.show]
-
-    def fitting(width):
-        lines = (" ".join(keys[:number]) for number in range(len(keys), 0, -1))
-        return next(line for line in lines if len(line) <= width)
-
-    async def script(on):
-        assert on.lines[-1] == fitting(101)
-        for width in (40, 60, 97, 140, 250, 80):
-            await on.resize(width, 24)
-            assert on.lines[-1] == fitting(width)
-            assert fitting(width).startswith("enter open ? help q quit")
-
-    drive(capture, script, size=(101, 24))
-
-
 def test_the_footer_shows_only_the_keys_that_work_while_typing(capture, drive):
     async def script(on):
         await on.press("/")

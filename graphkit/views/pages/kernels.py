@@ -25,7 +25,6 @@ _BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 6, "{:,.
 """Columns of a record that knows the sizes of tensors; empty where it does not."""
 _MOST_GB_PER_S = 20_000.0
 """More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
-_TOO_FAST = f"no GB/s: above {_MOST_GB_PER_S:,.0f}, so that it uses a part of its tensors"
 BYTES_NOTE = (
     "Bytes are the sizes of the tensors that the arguments of a kernel point to. They are unknown "
     "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
@@ -67,7 +66,7 @@ def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
     return Row(
         key=f"{first.kind} {first.short_name}",
         values=costs.values(first.short_name, nodes),
-        note=" · ".join(filter(None, (first.name, costs.reason(nodes)))),
+        note=first.name,
         make_children=lambda: _modules(graph, modules, costs),
         nodes=nodes,
     )
@@ -106,17 +105,6 @@ class _Costs:
         self.has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
         self.columns = (*_COLUMNS, *_BYTES) if self.has_bytes else _COLUMNS
 
-    def reason(self, nodes: Sequence[Node]) -> str:
-        """Return the reason why the columns of bytes have no values, or an empty string."""
-        if not self.has_bytes:
-            return ""
-        unknown = unknown_bytes_reason(nodes)
-        if unknown:
-            return f"bytes unknown: {unknown}"
-        *_, rate = self.values("", nodes)
-        is_measured = all(node.duration_us for node in nodes)
-        return _TOO_FAST if rate is None and is_measured else ""
-
     def values(self, name: str, nodes: Sequence[Node]) -> tuple[object, ...]:
         duration, whole = total_us(nodes), self.whole
         measured = sum(node.duration_us is not None for node in nodes)
@@ -152,19 +140,6 @@ def addressed_bytes(nodes: Sequence[Node]) -> int | None:
     by_node = [_node_bytes(node) for node in nodes]
     known = [num_bytes for num_bytes in by_node if num_bytes is not None]
     return sum(known) if known and len(known) == len(by_node) else None
-
-
-def unknown_bytes_reason(nodes: Sequence[Node]) -> str:
-    """Return the reason why ``addressed_bytes`` is unknown, or an empty string."""
-    for node in nodes:
-        pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
-        if not pointers:
-            return f"no argument of #{node.index} is known to be a pointer"
-        unsized = next((pointer for pointer in pointers if not pointer.size), None)
-        if unsized:
-            where = unsized.name or unsized.memory
-            return f"the record has no tensor for {where}, which #{node.index} points to"
-    return ""
 
 
 def _node_bytes(node: Node) -> int | None:

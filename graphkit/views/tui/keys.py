@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
-from rich.cells import cell_len
-from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.widget import Widget
-from textual.widgets import Footer
 
 from graphkit.views.pages import Column, Page, Row
 
@@ -33,7 +27,7 @@ def _key(keys: str, action: str, label: str, meaning: str, *, show: bool = True)
 
 _hidden = partial(_key, show=False)
 KEYS = (
-    # The footer has as many as fit, from the first on.
+    # The footer has these; it scrolls where they do not fit.
     _key("enter", "enter", "open", "open the graph or node of the row; else expand it"),
     _key("?", "help", "help", "list all keys"),
     _key("q", "app.quit", "quit", "leave"),
@@ -75,29 +69,3 @@ def help_page() -> Page:
             for key, display, meaning in (*rows, ("mouse", "click", _MOUSE))
         ),
     )
-
-
-class KeyLine(Footer):
-    """A footer without keys that the edge of the screen would cut. ``?`` lists all keys."""
-
-    def __init__(self) -> None:
-        super().__init__(compact=True)
-        self._width = 0
-
-    def compose(self) -> ComposeResult:
-        """Yield the keys that fit whole."""
-        yield from self._fitting(super().compose())
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Choose the keys again after a change of the width."""
-        if event.size.width != self._width:
-            self.call_after_refresh(self.recompose)
-
-    def _fitting(self, keys: ComposeResult) -> Iterator[Widget]:
-        self._width = room = self.app.size.width
-        for key in keys:
-            texts = (getattr(key, name, "") for name in ("key_display", "description"))
-            room -= cell_len(" ".join(texts)) + 1
-            if room < -1:  # no space is needed behind the last one
-                return
-            yield key

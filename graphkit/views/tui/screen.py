@@ -11,7 +11,7 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Input, Static
+from textual.widgets import Footer, Input, Static
 
 from graphkit.records import RecordWithGraphs
 from graphkit.views.formatting import plain
@@ -19,7 +19,7 @@ from graphkit.views.module_tree import source_sentence
 from graphkit.views.pages import Page, initial_pages
 from graphkit.views.source_code import source_line
 from graphkit.views.text.page import clip
-from graphkit.views.tui.keys import KEYS, KeyLine, help_page
+from graphkit.views.tui.keys import KEYS, help_page
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.row_list import RowList
 from graphkit.views.tui.texts import SEPARATOR, common_module, fold, pack, place_line
@@ -81,7 +81,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         with Horizontal(id="prompt"):
             yield Static("filter:", id="question")
             yield self._input
-        yield KeyLine()
+        yield Footer(compact=True)
         yield Static(id="small")
 
     def on_resize(self) -> None:
