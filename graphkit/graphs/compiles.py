@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -129,31 +129,43 @@ Launched = Callable[[str, Mapping[str, Any]], object]
 """Called with the name of a kernel and its arguments by name; ``grid`` is the launch size."""
 
 
+_observers: list[Launched] = []
+"""Functions that are called at launches. Blocks of several threads may overlap."""
+
+
 @contextmanager
 def observed_launches(on_launch: Launched) -> Iterator[None]:
     """Call a function before each launch of a Triton kernel in a block, on all threads.
 
-    Triton launches ``kernel[grid](...)`` through ``JITFunction.run``, for autotuned kernels too.
+    Triton launches ``kernel[grid](...)`` through ``JITFunction.run``, for autotuned kernels too. It
+    is replaced while such a block runs.
     """
     if "triton" not in sys.modules:
         yield
         return
     from triton.runtime.jit import JITFunction
 
-    run = JITFunction.run
+    if not _observers:
+        JITFunction.run = _observed(JITFunction.run)
+    _observers.append(on_launch)
+    try:
+        yield
+    finally:
+        _observers.remove(on_launch)
+        if not _observers:
+            JITFunction.run = getattr(JITFunction.run, "__wrapped__", JITFunction.run)
 
+
+def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
     def observed(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if not warmup:
+        for on_launch in () if warmup else tuple(_observers):
             with suppress(Exception):  # another version of Triton may keep its names elsewhere
                 named = dict(zip(self.arg_names, args, strict=False)) | kwargs
                 on_launch(self.fn.__name__, named | {"grid": grid})
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-    JITFunction.run = observed
-    try:
-        yield
-    finally:
-        JITFunction.run = run
+    return observed
 
 
 def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> int:

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 import graphkit as gk
-from graphkit.graphs.compiles import CompileWatch, compile_ahead
+from graphkit.graphs.compiles import CompileWatch, compile_ahead, observed_launches
 from graphkit.ops.kernel_requests import KernelRequests, kernel_requests
 from graphkit.ops.kernels.launch import launch
 
@@ -275,3 +275,27 @@ def test_a_pass_that_compiles_nothing_is_a_warm_up(op):
     runner, runs = runner_of(op, torch.zeros(1))
     runner.capture()
     assert runs == [4, 4, 4, 3, 3, 1, 1]
+
+
+def test_blocks_that_observe_launches_may_overlap(monkeypatch):
+    jit, seen = triton.runtime.jit.JITFunction, []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        return len(args)
+
+    monkeypatch.setattr(jit, "run", run)
+    kernel = SimpleNamespace(fn=SimpleNamespace(__name__="scale"), arg_names=["x", "n"])
+
+    def note(kernel, arguments):
+        seen.append((kernel, arguments))
+        raise ValueError("the program must not see it")
+
+    first, second = observed_launches(note), observed_launches(note)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert jit.run(kernel, 1, grid=(4,), warmup=False, n=2) == 1
+    assert jit.run(kernel, 1, grid=(4,), warmup=True, n=2) == 1
+    second.__exit__(None, None, None)
+    assert seen == [("scale", {"x": 1, "n": 2, "grid": (4,)})]
+    assert jit.run is run

@@ -362,9 +362,10 @@ class FollowedCapture(CaptureObserver):
         super().before_end()
 
     def _note_launch(self, kernel: str, arguments: Mapping[str, Any]) -> None:
-        if self.search is not None and self.attribution is not None:
-            self.attribution.add_new_nodes()
-            self.search.note_launch(kernel, arguments, len(self.attribution.origins))
+        its = self.attribution
+        if self.search is not None and its is not None and its.applies_here():
+            its.add_new_nodes()
+            self.search.note_launch(kernel, arguments, len(its.origins))
 
     def after_end(self, graph: Any) -> None:
         """Follow the graph."""
