@@ -24,7 +24,6 @@ from graphkit.views.formatting import (
     us,
     within_one,
 )
-from graphkit.views.frames import module_frames
 from graphkit.views.module_tree import node_parts, nodes_in_modules, source_cell, total_us
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.kernels import BYTES_NOTE, kernels_page
@@ -92,34 +91,21 @@ def _graph(graphs: Sequence[NamedGraph], index: int) -> dict[str, Any]:
     title, graph = named
     positions = {id(node): at for at, node in enumerate(graph.nodes)}
     page = graph_page(GraphGroup((named,)), 0)
-    frames, places = module_frames(graph)
-    whole = frames[0].width or 1.0
     return {
         "title": plain(title),
         "us": _finite(total_us(graph.nodes)),
         "facts": [(name, plain(text)) for name, text in graph_facts(graph)],
-        "nodes": list(_nodes(graph, places)),
+        "nodes": list(_nodes(graph)),
         "edges": list(_edges(graph, positions)),
         "tree": [_branch(page, row, positions) for row in page.rows],
         "kernels": _kernels(graphs, index, positions),
-        "frames": [
-            {
-                "name": plain(frame.name or title),
-                "text": plain(frame.describe(title, frames[0].us)),
-                "parent": frame.parent,
-                "left": round(frame.begin / whole, 7),
-                "width": round(frame.width / whole, 7),
-                "part": frame.part,
-            }
-            for frame in frames
-        ],
         **_replay(graph, positions),
     }
 
 
-def _nodes(graph: GraphRecord, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _nodes(graph: GraphRecord) -> Iterator[dict[str, Any]]:
     parts, positions = node_parts(graph), {node.index: at for at, node in enumerate(graph.nodes)}
-    for (modules, node), frame in zip(nodes_in_modules(graph), places, strict=True):
+    for modules, node in nodes_in_modules(graph):
         # An earlier node alone: a node inside of a later one is damaged, and could lead in circles.
         is_inside = node.parent is not None and node.parent < node.index
         texts = {
@@ -131,7 +117,6 @@ def _nodes(graph: GraphRecord, places: Sequence[int]) -> Iterator[dict[str, Any]
             **{name: plain(text) for name, text in texts.items()},
             "us": _finite(node.duration_us),
             "holder": positions.get(node.parent or 0, -1) if is_inside else -1,
-            "frame": frame,
             "facts": [*node_facts(node)],
             "arguments": _arguments(node),
         }
@@ -161,6 +146,7 @@ def _branch(page: Page, row: Row, positions: Mapping[int, int]) -> int | dict[st
         "time": cells.get("us") or "-",
         "share": _share(total_us(row.nodes), total_us(page.nodes)),
         "isOpen": row.key in page.opened,
+        "isRun": row.is_run,
         "rows": [_branch(page, child, positions) for child in row.children],
     }
 

@@ -155,6 +155,45 @@ function wheel(event) {
   zoomTo(replay.zoom * Math.exp(-clamped(event.deltaY, -100, 100) / 300), at);
 }
 
+// Returns the modules of a graph as nested frames, and gives each node its frame. Modules of one
+// name share a frame, and so do layers of equal kernels; the width of a frame is its time.
+function moduleFrames({ title, tree, us: whole }) {
+  const frames = [];
+  const nodesOf = (row) => row.rows ? row.rows.flatMap(nodesOf) : [row];
+  const kernels = (row) => row.rows ? `${starred(row.name)}(${row.rows.map(kernels)})`
+    : `${row.name} ${row.grid}`;
+  const likeness = (row) => starred(row.name) === row.name ? row.name : kernels(row);
+  const add = (name, path, branches, parent, left, outer) => {
+    const [at, nodes] = [frames.length, branches.flatMap(nodesOf)];
+    const [time, parts] = [totalTime(nodes), new Set(nodes.map(({ part }) => part))];
+    const share = time !== null && whole ? `, ${(100 * time / whole).toFixed(1)}%` : "";
+    const frame = { parent, left, name: branches.length > outer ? `${name} (${branches.length} x)` : name,
+      text: `${path || title}: ${time === null ? "not measured" : `${us(time)} us`}${share}, ` +
+        `${nodes.length} node${nodes.length === 1 ? "" : "s"}`,
+      part: parts.size === 1 && !parts.has("other") ? nodes[0].part : "" };
+    frames.push(frame);
+    for (const node of nodes) node.frame = at;
+    const groups = new Map();
+    for (const row of branches.flatMap(({ rows }) => rows).filter((row) => row.rows && !row.isRun)) {
+      groups.set(likeness(row), [...groups.get(likeness(row)) || [], row]);
+    }
+    let inside = 0;
+    for (const group of groups.values()) {
+      const names = [...new Set(group.map((row) => row.name))];
+      const label = names.length === 1 ? names[0] : starred(names[0]);
+      inside += add(label, path ? `${path}.${label}` : label, group, at, left + inside, branches.length);
+    }
+    // A module inside of a measured child graph may take longer than what is around it.
+    frame.width = Math.max(whole === null ? nodes.length : time || 0, inside);
+    return frame.width;
+  };
+  const width = add(title, "", [{ rows: tree }], null, 0, 1) || 1;
+  return frames.map((frame) => ({ ...frame, left: frame.left / width, width: frame.width / width }));
+}
+
+// Returns a path with a star for each number, which is equal for all layers.
+const starred = (name) => name.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
+
 // Returns the frames around and inside of one frame, with their place as shares of its width.
 function placed(frames, root) {
   const around = new Set(pathTo(frames, root));
@@ -220,7 +259,8 @@ function linked(graph) {
     node.words = texts.join(" ").toLowerCase();
   }
   for (const row of graph.kernels.rows) row.nodes = new Set(row.nodes.map((at) => nodes[at]));
-  return { ...graph, tree: branches(graph.tree),
+  const tree = branches(graph.tree);
+  return { ...graph, tree, frames: moduleFrames({ ...graph, tree }),
     edges: graph.edges.map(([source, target, kind]) =>
       ({ source: nodes[source], target: nodes[target], kind })),
     bars: graph.bars.map(([at, begin, gap, lane]) => Object.assign(nodes[at], { begin, gap, lane })) };

@@ -15,7 +15,6 @@ import pytest
 
 from graphkit.records import CaptureRecord, GraphRecord, load_record
 from graphkit.views.formatting import plain
-from graphkit.views.frames import module_frames
 from graphkit.views.html import html_text
 from graphkit.views.module_tree import node_parts
 from graphkit.views.pages import GraphGroup, kernels_page, node_page
@@ -124,7 +123,7 @@ def test_no_name_breaks_out(graph, name):
     assert GraphRecord.from_json(unpacked(parsed)) == odd
     (view,) = drawn(text)
     assert {kernel["cells"][0] for kernel in view["kernels"]["rows"]} == {plain(name)}
-    assert [frame["name"] for frame in view["frames"]] == [plain(name), plain(name)]
+    assert [row["name"] for row in view["tree"]] == [plain(name)]
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
@@ -240,23 +239,18 @@ def test_the_charts_have_labels_keys_and_a_text(page):
 def test_the_drawing_of_a_graph_is_what_python_computed(page, capture):
     views = drawn(page)
     for view, graph in zip(views, capture.graphs, strict=True):
-        frames, places = module_frames(graph)
         parts = node_parts(graph)
-        for drawn_node, node, place in zip(view["nodes"], graph.nodes, places, strict=True):
+        for drawn_node, node in zip(view["nodes"], graph.nodes, strict=True):
             assert drawn_node.items() >= {
                 "index": f"{node.index}", "name": node.short_name,
                 "part": parts[node.index] or "other", "us": node.duration_us,
-                "holder": -1 if node.parent is None else node.parent, "frame": place,
+                "holder": -1 if node.parent is None else node.parent,
             }.items()  # fmt: skip
         spans = replay_spans(graph)
         assert [graph.nodes[at] for at, *_ in view["bars"]] == [node for node, _ in spans]
         assert [begin for _, begin, _, _ in view["bars"]] == pytest.approx(
             [span.begin for _, span in spans]
         )
-        whole = frames[0].width
-        assert [[frame["left"], frame["width"]] for frame in view["frames"]] == [
-            pytest.approx([frame.begin / whole, frame.width / whole], abs=1e-6) for frame in frames
-        ]
         assert set(leaves(view["tree"])) == set(range(len(graph.nodes)))
 
 
@@ -281,7 +275,6 @@ def test_damaged_times_leave_valid_json(graph, time):
     odd = dataclasses.replace(graph, nodes=tuple(nodes), timing=None)
     (view,) = drawn(html_text(odd, named_graphs(odd)))
     assert view["bars"] == []
-    assert (view["frames"][0]["left"], view["frames"][0]["width"]) == (0.0, 1.0)
 
 
 def test_every_colour_of_a_part_is_in_the_style(page):

@@ -153,6 +153,13 @@ const frames = {json.dumps(FRAMES)};
 const places = (root) => placed(frames, root).map(({{ at, depth, left, width }}) =>
   [at, depth, left, width]);
 const outer = {{ us: 5 }};
+const node = (name, us, part = "mlp") => ({{ name, us, part, grid: "1" }});
+const layer = (number, kernel, us) =>
+  ({{ name: `${{number}}.mlp`, rows: [node(kernel, us), {{ name: "k x2", isRun: true,
+    rows: [node("k", 1), node("k", 1)] }}] }});
+const modules = (us, ...layers) => moduleFrames({{ title: "g", us,
+  tree: [node("copy", 1, "other"), {{ name: "m.layers", rows: layers }}] }})
+  .map(({{ name, parent, left, width, part, text }}) => [name, parent, left, width, part, text]);
 console.log(JSON.stringify({{
   ticks: [ticks(0, 100, 5), ticks(0.31, 0.62, 3), ticks(0, 0, 4)],
   scroll: [zoomedScroll(0, 100, 2), zoomedScroll(100, 100, 0.5), zoomedScroll(30, 0, 1)],
@@ -160,6 +167,8 @@ console.log(JSON.stringify({{
   whole: places(0), inside: places(1), path: pathTo(frames, 2),
   tickTexts: [tickText(90, "6,000", 0, 200), tickText(180, "6,000", 0, 200),
     tickText(20, "6,000", 0, 30)],
+  modules: [modules(10, layer(0, "gemm", 2), layer(1, "gemm", 3)),
+    modules(10, layer(0, "first", 2), layer(1, "gemm", 3)), modules(null, layer(0, "gemm", null))],
   times: [totalTime([outer, {{ us: 3, holder: outer }}]), totalTime([{{ us: 3, holder: outer }}]),
     totalTime([{{ us: null }}])],
   texts: [us(null), us(1234.5)],
@@ -214,3 +223,16 @@ def test_no_time_of_the_axis_is_cut(found):
     assert found["tickTexts"] == [
         {"x": 93, "text-anchor": "start"}, {"x": 177, "text-anchor": "end"}, None,
     ]  # fmt: skip
+
+
+def test_equal_layers_share_a_frame_that_has_the_time_of_all(found):
+    equal, other, unmeasured = found["modules"]
+    assert [frame[:5] for frame in equal] == [
+        ["g", None, 0, 1, ""],
+        ["m.layers", 0, 0, 0.9, "mlp"],
+        ["*.mlp (2 x)", 1, 0, 0.9, "mlp"],
+    ]
+    assert equal[2][5] == "m.layers.*.mlp: 9.00 us, 90.0%, 6 nodes"
+    assert [frame[:4] for frame in other[2:]] == [["0.mlp", 1, 0, 0.4], ["1.mlp", 1, 0.4, 0.5]]
+    assert unmeasured[0][5] == "g: 3.00 us, 4 nodes"
+    assert [frame[3] for frame in unmeasured] == [1, 0.75, 0.75], "numbers of nodes"
