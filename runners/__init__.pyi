@@ -1,7 +1,4 @@
-from graphkit.runners.capture_checks import (
-    FrozenValue as FrozenValue,
-    RecurrentStates as RecurrentStates,
-)
+from graphkit.runners.capture_checks import RecurrentStates as RecurrentStates
 from graphkit.runners.dispatch import Decision as Decision, Reason as Reason
 from graphkit.runners.draft import DraftRunner as DraftRunner
 from graphkit.runners.draft_extend import (

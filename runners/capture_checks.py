@@ -7,46 +7,22 @@ do, and load when a runner captures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from graphkit.graphs import CapturedGraph
-from graphkit.records import Node
 
 if TYPE_CHECKING:
+    from graphkit.records import Finding
     from graphkit.runners.ranks import RunnerGroup
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenValue:
-    """A host number or a tensor that has changed since capture, and that a graph keeps.
-
-    Attributes:
-        name: Its path, such as ``Model.temperature``.
-        before, after: Its value at capture and now, as text; of a tensor dtype and shape.
-        text: Description of the change and of the argument that keeps it.
-        node: The first node that depends on it; ``None`` if only a new capture has it.
-        argument: Index of the argument that is the number or derived from it; ``None`` if the
-            number decides which nodes the graph has.
-        advice: What to do about it.
-    """
-
-    name: str
-    before: str
-    after: str
-    text: str
-    node: Node | None
-    argument: int | None
-    advice: str
 
 
 class FrozenValues(Protocol):
     """The host numbers and tensors that a forward could read when it was captured."""
 
-    def find(self, size: int) -> list[FrozenValue]:
+    def find(self, size: int) -> list[Finding]:
         """Return the numbers and tensors that have changed and that the graph of a size keeps."""
 
     def check(self, size: int) -> None:

@@ -14,7 +14,7 @@ from graphkit.errors import ReplayError, SizeError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, SizeTable, backend_for
 from graphkit.records import CaptureRecord, GraphRecord, ModeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.capture_checks import FrozenValue, FrozenValues
+from graphkit.runners.capture_checks import FrozenValues
 from graphkit.runners.dispatch import Dispatch
 from graphkit.runners.known_memory import memory_names, memory_parts
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -24,7 +24,7 @@ from graphkit.runners.settings import check_callable
 from graphkit.runners.step import Step
 
 if TYPE_CHECKING:
-    from graphkit.records import MemoryEstimate
+    from graphkit.records import Finding, MemoryEstimate
     from graphkit.runners.ranks import RunnerGroup
 
 OutputT = TypeVar("OutputT", bound=Output)
@@ -112,7 +112,7 @@ class _CapturedGraphs(ModeDeclaration, Generic[OutputT]):
             names["weight"]["draft_token_map"] = self.draft_token_map
         return names
 
-    def frozen_values(self, batch_size: int) -> list[FrozenValue]:
+    def frozen_values(self, batch_size: int) -> list[Finding]:
         """Return what the forward reads on the host, has changed since capture, and a graph keeps.
 
         Compares the attributes, closure variables, globals and list lengths that the forward can

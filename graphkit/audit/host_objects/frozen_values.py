@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import torch
@@ -20,8 +20,10 @@ from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, va
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.errors import CaptureError, ReplayError
 from graphkit.graphs.operations import extent_bytes, has_storage
-from graphkit.records import tensor_text
-from graphkit.runners.capture_checks import FrozenValue
+from graphkit.records import Node, tensor_text
+
+if TYPE_CHECKING:
+    from graphkit.records import Finding
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 _TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
@@ -115,7 +117,7 @@ class FrozenValues:
         self.numbers = HostNumbers(forward)
         self._runner = proxy(runner)  # a reference cycle would keep the graphs alive
         self._harmless: set[tuple[int, HostNumber]] = set()
-        self._found: dict[tuple[int, HostNumber, str], FrozenValue | None] = {}
+        self._found: dict[tuple[int, HostNumber, str], Finding | None] = {}
 
     def check(self, size: int) -> None:
         """Refuse a replay of a graph that keeps a number which has changed.
@@ -125,12 +127,11 @@ class FrozenValues:
         """
         frozen = self.find(size)
         if frozen:
-            node = frozen[0].node
-            origin = ", ".join(filter(None, (node.module, node.source))) if node else ""
+            origin = ", ".join(filter(None, (frozen[0].module, frozen[0].source)))
             made_by = f" The node is made by {origin}." if origin else ""
             raise ReplayError(f"size {size}: {frozen[0].text}{made_by} {frozen[0].advice}")
 
-    def find(self, size: int) -> list[FrozenValue]:
+    def find(self, size: int) -> list[Finding]:
         """Return the numbers and tensors that have changed and that the graph of a size keeps.
 
         If a number has changed, waits for the device and captures the size again; outputs in the
@@ -143,7 +144,7 @@ class FrozenValues:
         values = (self._found.get((size, number, number.now_text)) for number in changed)
         return [*filter(None, values), *self._replaced(size)]
 
-    def _replaced(self, size: int) -> Iterator[FrozenValue]:
+    def _replaced(self, size: int) -> Iterator[Finding]:
         """Yield the replaced tensors whose earlier memory the graph of a size reads."""
         held = self._held.replaced() if self._held is not None else ()
         replaced = [tensor for tensor in held if (size, tensor) not in self._unread]
@@ -160,17 +161,27 @@ class FrozenValues:
             if node is None:
                 self._unread.add((size, tensor))
                 continue
-            yield FrozenValue(
-                tensor.name,
-                tensor.text,
-                "another tensor",
+            yield self._finding(
+                size,
                 f"`{tensor.name}` is another tensor than at capture, and the graph reads the "
                 f"earlier one ({tensor.text}) in argument {argument} of `{node.short_name}` "
                 f"(node {node.index}).",
                 node,
-                argument,
-                _TENSOR_ADVICE,
+                argument=argument,
+                names=(tensor.name,),
+                before=tensor.text,
+                after="another tensor",
+                advice=_TENSOR_ADVICE,
             )
+
+    def _finding(self, size: int, text: str, node: Node | None, **facts: Any) -> Finding:
+        from graphkit.audit.audit_log import Check
+        from graphkit.audit.finding_kinds import FindingKind
+        from graphkit.records.audit import Audit
+
+        check = Check(Audit.FROZEN, self._runner.mode.name, size)
+        check.report(FindingKind.FROZEN_VALUE, text, node=node, **facts)
+        return check.findings[0]
 
     def _compare(self, size: int, changed: Sequence[HostNumber], new: Sequence[HostNumber]) -> None:
         """Capture with the values of the runner's capture, and with each new value."""
@@ -202,13 +213,14 @@ class FrozenValues:
                     continue
                 first, nodes = differences[0], baseline.records[size]
                 before_text = value_text(number.before)
-                self._found[size, number, text] = FrozenValue(
-                    number.name,
-                    before_text,
-                    text,
+                self._found[size, number, text] = self._finding(
+                    size,
                     f"`{number.name}` has changed since capture ({before_text}, then {text}), and "
                     f"the graph keeps its value in {location(first, nodes)}.",
                     nodes[first.node] if first.node < len(nodes) else None,
-                    first.argument,
-                    _ADVICE,
+                    argument=first.argument,
+                    names=(number.name,),
+                    before=before_text,
+                    after=text,
+                    advice=_ADVICE,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import Check
@@ -52,10 +53,10 @@ class ShadowFindings:
         """Report what has changed on the host since capture and the graph keeps, if anything."""
         frozen = self._runner.frozen_values(runs.padded_batch_size)
         for value in frozen:
-            values = {"before": value.before, "after": value.after, "names": (value.name,)}
-            facts = {**values, "argument": value.argument, "node": value.node}
-            facts["advice"] = value.advice
-            self._report(FindingKind.FROZEN_VALUE, runs, value.name, value.text, **facts)
+            name = value.names[0]
+            if self._is_new(value.kind, runs, name):
+                place = self._place(runs, name)
+                self.all.append(replace(value, audit=Audit.SHADOW, **place))
         return bool(frozen)
 
     def report_wrong_state(self, runs: EqualStateRuns, name: str) -> None:

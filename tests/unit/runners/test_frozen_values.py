@@ -147,7 +147,7 @@ def test_without_the_checking_mode_a_replay_accepts_everything(capture, batch, m
     model.temperature = 0.5
     runner.replay(batch)
     (found,) = runner.frozen_values(2)
-    assert (found.name, found.before, found.after) == ("Scaled.temperature", "1.0", "0.5")
+    assert (found.names, found.before, found.after) == (("Scaled.temperature",), "1.0", "0.5")
 
 
 @pytest.mark.parametrize("size", [3, 8, None, [2]])
@@ -264,7 +264,7 @@ def test_a_tensor_that_is_replaced_is_refused_with_its_path_and_line(make_runner
         assert "test_frozen_values.py:" in text
         assert text.endswith("Write the new values into the tensor in place, or capture again.")
     (found,) = runner.frozen_values(4)
-    assert found.name == name
+    assert found.names == (name,)
 
 
 def test_what_no_graph_reads_from_its_capture_may_be_replaced(make_runner, batch):
