@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.options import HelpFormatter, add_target_options
+from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.options import HelpFormatter, add_target_options, refuse_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path
 from graphkit.cli.targets import TargetSelection, announce, select_target
@@ -66,7 +66,8 @@ Examples:
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if arguments.lock is not None:
-        _refuse_audit_options(arguments)
+        why = "has no effect: --lock writes a lock file and runs no audit. Drop one of them."
+        refuse_options(arguments, ("only", "out", "json"), why)
         path = rank_path(arguments.lock, group)
         check_writable(path)
         return _write_lock(path, select_target(arguments, group))
@@ -88,16 +89,6 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if out is not None:
         write_output(out, report.to_json())
     return FAILED if any(finding.severity == "error" for finding in report.findings) else DONE
-
-
-def _refuse_audit_options(arguments: argparse.Namespace) -> None:
-    options = {"--only": arguments.only, "--out": arguments.out, "--json": arguments.json}
-    for option, value in options.items():
-        if value:
-            raise UsageError(
-                f"--lock writes a lock file and runs no audit, so {option} has no effect. "
-                "Drop one of the two options."
-            )
 
 
 def _audit(

@@ -15,6 +15,7 @@ from graphkit.cli.options import (
     HelpFormatter,
     add_checkpoint_options,
     add_device_option,
+    choice,
     parse_count,
     parse_list,
 )
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
     from graphkit.records import BenchReport
 
-_GENERATIONS = ("v1", "v2", "v3")
 _STEPS = {"cuda": 64, "cpu": 16}
 
 
@@ -92,7 +92,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="numbers of requests that run at the same time; default: 1,8",
     )  # fmt: skip
     parser.add_argument(
-        "--generations", type=parse_list(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
+        "--generations", type=parse_list(choice("v1", "v2", "v3"), "v1,v2,v3"), metavar="v1,v2,v3",
         help="generations to measure; default: v1, v2, and v3 where it can run",
     )  # fmt: skip
     parser.add_argument(
@@ -143,7 +143,7 @@ def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> B
     from graphkit.graphs import resolve_device
 
     device = resolve_device(arguments.device)
-    formats: list[str | None] = arguments.quantize or [None]
+    formats = [None if name == "none" else name for name in arguments.quantize or ["none"]]
     reports: list[BenchReport] = []
     try:
         for quantize in formats:
@@ -244,9 +244,3 @@ def _steps_per_launch(arguments: argparse.Namespace, group: RankGroup | None) ->
     if refusal and chosen not in (None, [1]):
         raise UsageError(f"--steps-per-launch must be 1: {refusal}.")
     return (1,) if refusal else chosen or (1, 4, 16)
-
-
-def _generation(text: str) -> str:
-    if text in _GENERATIONS:
-        return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(_GENERATIONS)}")

@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED, UsageError, signals_as_exit
-from graphkit.cli.models import refuse_options
-from graphkit.cli.options import HelpFormatter, add_target_options, exists, is_folder
+from graphkit.cli.options import (
+    HelpFormatter,
+    add_target_options,
+    exists,
+    is_folder,
+    refuse_options,
+)
 from graphkit.cli.output import is_terminal, print_message, print_result
 from graphkit.cli.targets import FOLDER_OPTIONS, capture_selected, select_target
 from graphkit.records import RecordWithGraphs, count_of, load_record, require_graphs

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.options import speculation_settings
+from graphkit.cli.options import refuse_options, speculation_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import ModuleType
 
     import torch
@@ -136,17 +136,6 @@ def _quieten_transformers(verbose: int) -> None:
     if not verbose:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Refuse options of a --checkpoint without one.
-
-    Raises:
-        UsageError: One of them was given.
-    """
-    for name in names:
-        if getattr(arguments, name) not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def use_one_thread() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from graphkit.cli.exits import UsageError
 from graphkit.spec import ForwardMode
 
 _T = TypeVar("_T")
@@ -84,7 +85,8 @@ def add_checkpoint_options(
     )  # fmt: skip
     if compares:
         parser.add_argument(
-            "--quantize", type=parse_list(_quantization, "none,fp8,int4"), metavar="none,fp8,int4",
+            "--quantize", metavar="none,fp8,int4",
+            type=parse_list(choice("none", *QUANTIZATIONS), "none,fp8,int4"),
             help="formats of the weights of linear layers, which are quantised at load; several "
             "are compared; default: none, the weights as they are",
         )  # fmt: skip
@@ -168,6 +170,17 @@ def add_target_options(
     add_context_option(parser, "the context of the model, at most 256")
 
 
+def refuse_options(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Refuse options that would have no effect; ``why`` follows the name of one.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    for name in names:
+        if getattr(arguments, name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
 def _parse_steps(text: str) -> int | tuple[int, ...]:
     """Return one number of draft steps, or several."""
     try:
@@ -219,11 +232,15 @@ def parse_list(parse: Callable[[str], _T], example: str) -> Callable[[str], list
     return parse_text
 
 
-def _quantization(text: str) -> str | None:
-    """Return the name of a format, or ``None`` for none."""
-    if text in ("none", *QUANTIZATIONS):
-        return None if text == "none" else text
-    raise argparse.ArgumentTypeError(f"{text!r} is not none, {' or '.join(QUANTIZATIONS)}")
+def choice(*names: str) -> Callable[[str], str]:
+    """Return a parser of one of some names, for lists."""
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+
+    return parse
 
 
 def exists(path: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED, NO_DEVICE, USAGE, UsageError
-from graphkit.cli.options import HelpFormatter, exists, parse_count
+from graphkit.cli.options import HelpFormatter, exists, parse_count, refuse_options
 from graphkit.cli.output import check_writable, print_message, print_result, write_output
 from graphkit.records import count_of
 from graphkit.records.audit import NOT_CHECKED, SEVERITIES
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _USAGE = """graphkit record [-h] [--out F] [--audit | --lock F | --check F]
                        (SCRIPT | -m MODULE) [ARGS ...]"""
+
+_FOR_AUDITS = "applies to an audit. Add --audit, or leave it out."
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -105,12 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
     _check_program(program, is_module=is_module)
     command = ["-m", *program] if is_module else program
     if arguments.check:
-        _refuse_audit_options(arguments, "every", "find_fault", "fail_on")
+        refuse_options(arguments, ("every", "find_fault", "fail_on"), _FOR_AUDITS)
         return _check(command, arguments)
     check_writable(out)
     if arguments.audit:
         return _audit(command, out, arguments)
-    _refuse_audit_options(arguments, "every", "find_fault", "json", "fail_on")
+    refuse_options(arguments, ("every", "find_fault", "json", "fail_on"), _FOR_AUDITS)
     if arguments.lock:
         return _lock(command, out)
     recorded = record_program(command)
@@ -181,13 +183,6 @@ def _check(program: list[str], arguments: argparse.Namespace) -> int:
     else:
         print_message(findings_view(report))
     return recorded.exit_code or (FAILED if report.findings else DONE)
-
-
-def _refuse_audit_options(arguments: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(arguments, name):
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} applies to an audit. Add --audit, or leave it out.")
 
 
 def _check_program(program: list[str], *, is_module: bool) -> None:

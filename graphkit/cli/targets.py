@@ -11,10 +11,9 @@ from graphkit.cli.models import (
     import_models,
     kv_dtype,
     load_model,
-    refuse_options,
     use_one_thread,
 )
-from graphkit.cli.options import SPECULATION, speculation_settings
+from graphkit.cli.options import SPECULATION, refuse_options, speculation_settings
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.errors import ConfigError
 from graphkit.records import count_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import Environment, GraphRecord, RecordWithGraphs, count_of, figure_name
+from graphkit.records import AuditReport, GraphRecord, RecordWithGraphs, count_of, figure_name
 from graphkit.views.module_tree import total_us
 
 PROFILED = (
@@ -95,7 +95,7 @@ def text_table(left: Sequence[str], right: Sequence[str] = (), title: str = "") 
     return table
 
 
-def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
+def environment_facts(record: RecordWithGraphs | AuditReport) -> Iterator[tuple[str, str]]:
     """Yield the device, the backend and the versions, as far as they are known."""
     environment = record.environment
     yield "device", environment.device
@@ -103,13 +103,6 @@ def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
     for name in ("torch", "triton", "cuda", "driver", "graphkit"):
         if getattr(environment, name):
             yield name, getattr(environment, name)
-
-
-def environment_line(target: str, backend: str, environment: Environment) -> str:
-    """Return the target and where it ran, such as ``tiny on cpu, recorder backend, torch 2.13``."""
-    has_gpu = environment.driver and environment.device != "cpu"
-    gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if has_gpu else ""
-    return f"{target} on {environment.device}, {backend} backend, torch {environment.torch}{gpu}"
 
 
 def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:

@@ -114,7 +114,7 @@ REFUSED = [
     ("audit TINY:right --check no.json", "not a record of graphkit"),
     ("audit a:b --check models", NO_RECORD),
     *[
-        (f"audit a:b --lock lock.json {option}", f"runs no audit, so {option.split()[0]} has no")
+        (f"audit a:b --lock lock.json {option}", f"{option.split()[0]} has no effect: --lock")
         for option in ("--only pads", "--out report.json", "--json")
     ],
 ]
@@ -145,7 +145,7 @@ UNPARSED = [
     ("bench --batch-sizes 1,,2", "'' is not a whole number of at least 1; give a list such as"),
     ("bench --steps-per-launch 4,-1", "'-1' is not a whole number of at least 1; give a list"),
     ("bench --generations v2,v4", "'v4' is not one of v1, v2, v3"),
-    ("bench --quantize fp8,fp4", "'fp4' is not none, fp8 or int4; give a list such as none,fp8"),
+    ("bench --quantize fp8,fp4", "'fp4' is not one of none, fp8, int4; give a list such as none"),
     ("bench reference", "unrecognized arguments: reference"),
     *[
         (f"generate {options}", "error: ")

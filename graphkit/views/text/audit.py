@@ -13,7 +13,7 @@ from rich.text import Text
 
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of, listed
 from graphkit.records.audit import SEVERITIES
-from graphkit.views.formatting import environment_line
+from graphkit.views.formatting import environment_facts, facts_table
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MAX_NAMES = 6
@@ -23,7 +23,7 @@ def audit_view(report: AuditReport) -> RenderableType:
     """Return the checks of each audit, and what ``findings_view`` returns."""
     checks = groupby(report.checks, key=lambda check: check.audit)
     return Group(
-        Text(environment_line(report.target, report.backend, report.environment)),
+        facts_table([("target", report.target), *environment_facts(report)]),
         *(_checks_table(audit, list(of_audit)) for audit, of_audit in checks),
         findings_view(report),
     )

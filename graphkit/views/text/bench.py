@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import BenchReport, Measure
@@ -22,7 +21,7 @@ def bench_view(report: BenchReport) -> RenderableType:
         parts += _setting([measure for measure in report.measures if measure.setting == setting])
     rest = [measure for measure in report.measures if not measure.setting]
     if rest:
-        parts += [_measures_table(rest), Text()]
+        parts += [facts_table((m.name, _value(m)) for m in rest), Text()]
     return Group(*parts, *_circumstances(report))
 
 
@@ -40,23 +39,10 @@ def _setting(measures: Sequence[Measure]) -> Iterator[RenderableType]:
             table.add_row(Text(plain(variant)), *map(Text, texts))
         yield table
     rest = (measure for measure in measures if not measure.variant)
-    facts = [(measure.name, _number(measure.value, measure.unit)) for measure in rest]
+    facts = [(measure.name, _value(measure)) for measure in rest]
     if facts:
         yield facts_table(facts)
     yield Text()
-
-
-def _measures_table(measures: Sequence[Measure]) -> Table:
-    table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    if any(measure.bar is not None for measure in measures):
-        table.add_column("bar", justify="right")
-        table.add_column("")
-    for measure in measures:
-        bar = _bar(measure) if len(table.columns) > 2 else ()
-        table.add_row(Text(plain(measure.name)), Text(_number(measure.value, measure.unit)), *bar)
-    return table
 
 
 def _circumstances(report: BenchReport) -> Iterator[Text]:
@@ -69,16 +55,13 @@ def _circumstances(report: BenchReport) -> Iterator[Text]:
         yield Text(_CPU_NOTE, style="yellow")
 
 
-def _bar(measure: Measure) -> tuple[Text, Text]:
+def _value(measure: Measure) -> str:
+    """Return a value with its unit and, if it has one, its bar and whether that holds."""
+    value = f"{_digits(measure.value)} {measure.unit}".rstrip()
     if measure.bar is None:
-        return Text(), Text()
-    is_met = measure.value <= measure.bar
-    verdict = Text("holds", style="green") if is_met else Text("missed", style="bold red")
-    return Text(f"<= {_number(measure.bar, measure.unit)}"), verdict
-
-
-def _number(value: float, unit: str) -> str:
-    return plain(f"{_digits(value)} {unit}".rstrip())
+        return value
+    verdict = "holds" if measure.value <= measure.bar else "missed"
+    return f"{value}, <= {_digits(measure.bar)} {measure.unit}: {verdict}"
 
 
 def _digits(value: float) -> str:
