@@ -64,12 +64,7 @@ class Requests:
         return self.inputs(**values)
 
     def padded(self, size: int, fill: Fill = lambda _layout, _rows: None) -> Any:
-        """Return a batch of ``size`` live requests: these, then the pads that a refresh writes.
-
-        Args:
-            size: At least the number of requests.
-            fill: Replaces the content of the pads.
-        """
+        """Return a batch of ``size`` live requests: these, then the pads that a refresh writes."""
         pads = self._pads(size - len(self)).filled(fill)
 
         def joined(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:

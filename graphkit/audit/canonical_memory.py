@@ -100,13 +100,7 @@ class CanonicalMemory:
     def arguments(
         self, node: int, parameters: Iterable[Parameter], origin: NodeOrigin
     ) -> Iterator[tuple[bytes, tuple[Constant, ...]]]:
-        """Yield the canonical bytes of each parameter, and the constants that it points to.
-
-        Args:
-            node: Index of the node; those of later calls are not smaller.
-            parameters: Its parameters.
-            origin: Its origin.
-        """
+        """Yield the canonical bytes of each parameter, and the constants that it points to."""
         self._held.advance(node)
         for parameter in parameters:
             data, constants = bytearray(parameter.data or b""), list[Constant]()

@@ -33,11 +33,6 @@ def switches(
 ) -> Iterator[NodeSwitches | FirstOps]:
     """Yield the switches of a graph, and switch all nodes on afterwards.
 
-    Args:
-        graph: A ``CudaGraph`` or a ``RecordedGraph``, or a sequence of them.
-        nodes: Its nodes, with their modules.
-        wait: Waits for the device.
-
     Raises:
         NotChecked: A node cannot be switched off.
     """
@@ -53,13 +48,7 @@ def switches(
 
 
 class NodeSwitches:
-    """Switches the nodes of an executable CUDA graph off and on.
-
-    Args:
-        graph: The graph to replay.
-        nodes: Its nodes.
-        wait: Waits for the device.
-    """
+    """Switches the nodes of an executable CUDA graph off and on."""
 
     def __init__(self, graph: Any, nodes: Nodes, wait: Callable[[], object] = lambda: None) -> None:
         for node in nodes:

@@ -117,11 +117,6 @@ def changed_state(snapshot: StateSnapshot, batch: Any, page_size: int) -> list[s
     """Return the names of state tensors that differ from a snapshot outside of reserved rows.
 
     A tensor whose rows can be read in several ways differs if it does so in all of them.
-
-    Args:
-        snapshot: Copies of the tensors.
-        batch: The batch that ran; its slots and requests bound the length of a dimension.
-        page_size: Slots of a page; the first page is reserved.
     """
     rows = rows_of_batch(batch, page_size)
     return [

@@ -63,10 +63,6 @@ class Candidate:
 class UndeclaredNumbers:
     """The numbers that a forward can read, other than declared host values.
 
-    Args:
-        target: The target, with its declared host values set to their first.
-        runner: A runner of the target.
-
     Attributes:
         constants: Numbers that are constants of the architecture, one per name of all layers, and
             those whose change makes the capture fail.

@@ -75,12 +75,6 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
     """Return the probable kind of finding, where it begins, and advice.
 
     Restores state and random numbers.
-
-    Args:
-        runner: Captured.
-        batch: A batch whose replay is wrong.
-        size: The captured size.
-        is_padding: Whether padding changed live rows; if not, the graph differs.
     """
     undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:

@@ -182,11 +182,6 @@ def compare_steps(
     Report and state of the requests must agree bit for bit; see ``EqualStateRuns``. The step is not
     run without padding: where two logits nearly tie, its kernels may choose another token. Restores
     state and random numbers.
-
-    Args:
-        runner: Captured; the requests of the batch have been admitted.
-        batch: At least one live request.
-        padded_batch_size: The captured size to run at.
     """
     step, rows = runner.spec_step, batch.req_pool_indices.tolist()
     lengths = runner.state.seq_lens[batch.req_pool_indices.to(runner.device)]
@@ -213,10 +208,6 @@ def compare_loop(runs: RequestRuns, steps: int = LOOP_STEPS) -> tuple[int, Misma
 
     Their reports must be equal, and their state up to rounding. The requests are admitted several
     times, and released.
-
-    Args:
-        runs: Runs of a captured runner with loops.
-        steps: Most steps.
 
     Returns:
         The number of steps, and the first difference if there is one. Without any steps the

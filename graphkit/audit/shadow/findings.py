@@ -26,13 +26,7 @@ _SIDES = {
 
 
 class ShadowFindings:
-    """Reports what the comparison of replays finds, the first of each kind, size and output field.
-
-    Args:
-        runner: The runner that replays.
-        weights: The model, or its weights by name, to name nodes by.
-        bisect: Whether to capture the size of a wrong graph again, to find the node.
-    """
+    """Reports what comparisons of replays find, the first of each kind, size and output field."""
 
     def __init__(self, runner: Runner[Any, Any], weights: Weights, *, bisect: bool) -> None:
         self._runner, self._weights, self._bisect = runner, weights, bisect

@@ -41,15 +41,8 @@ _ADVICE = (
 class RunnerGraph(ReplayableGraph):
     """Replays of a batch at one captured size, compared with a replay on unchanged memory.
 
-    Args:
-        target: Makes the batch, and declares memory to keep.
-        runner: Its runner, captured. No other batch may run meanwhile.
-        batch: The mode's inputs, with at least one live request.
-        size: The captured size.
-        memory: Memory of the runner's pool.
-        live: The tensors of the process.
-        start: Snapshot of the runner's state that also restores ``memory``. The caller restores it
-            after the last replay.
+    No other batch may run meanwhile. ``start`` also restores ``memory``; the caller restores it
+    after the last replay.
     """
 
     def __init__(
@@ -130,11 +123,6 @@ class RunnerGraph(ReplayableGraph):
         """Return checksums of the memory and the state after another graph of the same step.
 
         Empty if the replay fails.
-
-        Args:
-            poison: What to overwrite before.
-            run: Runs a graph on the same memory, by the function that it gets.
-            ignored: Range of the pool that does not count.
         """
         try:
             run(self._runs(poison).replay)

@@ -60,14 +60,6 @@ class ForeignGraph(ReplayableGraph):
 
     Call ``prepare`` before the program's replay, ``begin`` after it, and ``restore`` at last, which
     restores memory and random numbers.
-
-    Args:
-        device: The device; see ``CudaDevice``.
-        followed: The graph.
-        graph: The ``CUDAGraph``.
-        repeat: Replays the graph.
-        options: What the check may cost.
-        known: What the program has registered; ``None`` for nothing.
     """
 
     def __init__(

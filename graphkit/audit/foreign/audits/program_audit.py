@@ -115,15 +115,7 @@ class ProgramAudit:
         active_before: Sequence[tuple[PoolId, Range]],
         search: NumberSearch | None = None,
     ) -> FollowedGraph:
-        """Follow a graph that was just captured, and check its pointers.
-
-        Args:
-            graph: The ``CUDAGraph``.
-            attribution: Of its capture.
-            captured_at: The line that captured it.
-            active_before: Pool and range of each block that held something before the capture.
-            search: Of the numbers that its operations got; ``None`` if it was not observed.
-        """
+        """Follow a graph that was just captured, and check its pointers."""
         device = self._device = self.current_device()
         self._names[captured_at] += 1
         number = self._names[captured_at]

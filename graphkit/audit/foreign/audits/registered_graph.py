@@ -50,11 +50,7 @@ def check_dispatch(known: Registration, check: Check) -> None:
 
 
 class RegisteredGraph:
-    """A registered graph at one replay of the program.
-
-    Args:
-        graph: Repeats the replay; its program has registered the outputs.
-    """
+    """A registered graph at one replay of the program."""
 
     def __init__(self, graph: ForeignGraph) -> None:
         assert graph.known is not None, "the program has registered it"
