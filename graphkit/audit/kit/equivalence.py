@@ -16,7 +16,7 @@ from graphkit.audit.runs.engine_step import LOOP_STEPS, EngineStep, compare_step
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import count_of
 from graphkit.runners import Runner
-from graphkit.runners.comparison import PADDING_LEAKS, check_tolerance
+from graphkit.runners.comparison import check_tolerance
 from graphkit.runners.comparison.differences import Allowed, allowed_by
 from graphkit.runners.targets import CaptureTarget, selected_modes
 from graphkit.spec import ForwardMode
@@ -75,8 +75,7 @@ def assert_replay_equivalent(
         for size in _compared_sizes(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
-                is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
-                bug = probable_bug(runner, batch, size, is_padding=is_padding)
+                bug = probable_bug(runner, batch, size, comparison.mismatches[0])
                 raise AssertionError(comparison_text(comparison, bug))
 
 

@@ -9,11 +9,17 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.runs import NOT_FINITE, Comparison, EqualStateRuns
 from graphkit.audit.undeclared_state import undeclared_state
-from graphkit.records import Finding, count_of, distinct_text
+from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
-from graphkit.runners.comparison import INPUT_WRITTEN, PADDING_LEAKS, Rounding
+from graphkit.runners.comparison import GRAPH_DIFFERS, INPUT_WRITTEN, PADDING_LEAKS, Rounding
 from graphkit.runners.comparison.differences import Tensors, even_owner, first_difference
 
+_AT_FAULT = {
+    GRAPH_DIFFERS: "graph",
+    PADDING_LEAKS: "padding",
+    INPUT_WRITTEN: "forward",
+    NOT_FINITE: "forward",
+}
 _ROUNDING_IN_GRAPH = (
     "rounding, or a frozen value. The graph differs by no more than kernels that add in another "
     "order. `graphkit audit --only frozen,shadow` names the node that differs."
@@ -21,28 +27,16 @@ _ROUNDING_IN_GRAPH = (
 
 
 def comparison_text(comparison: Comparison, bug: str) -> str:
-    """Return the text of a comparison that found a wrong replay."""
+    """Return the text of a comparison that found a wrong replay, with the probable bug."""
     mismatch = comparison.mismatches[0]
-    size = mismatch.padded_batch_size
-    if mismatch.kind == NOT_FINITE:
-        return (
-            f"{mismatch.mode}: {mismatch.kind}: row {mismatch.row} of {mismatch.field} (request "
-            f"{mismatch.request} of {mismatch.batch_size}) is {mismatch.got} at captured size "
-            f"{size}. `graphkit audit --only finite` names the module."
-        )
     expected, got = distinct_text(mismatch.expected, mismatch.got)
-    if mismatch.kind == INPUT_WRITTEN:
-        location = ", ".join(filter(None, (mismatch.module, mismatch.source)))
-        return (
-            f"{mismatch.mode}: {mismatch.kind}: row {mismatch.row} of {mismatch.field} (request "
-            f"{mismatch.request} of {mismatch.batch_size}) is {got} after the forward and "
-            f"{expected} before it{f', made by {location}' if location else ''}."
-        )
+    if mismatch.kind == NOT_FINITE:
+        expected = "a finite number"
     distance = f"  distance: {mismatch.distance}\n" if mismatch.distance else ""
     return (
         f"{mismatch.mode}: the replay of {count_of(mismatch.batch_size, 'live request')} at "
-        f"captured size {size} is wrong: {mismatch.kind}.\n"
-        f"  at fault: {'padding' if mismatch.kind == PADDING_LEAKS else 'graph'}\n"
+        f"captured size {mismatch.padded_batch_size} is wrong: {mismatch.kind}.\n"
+        f"  at fault: {_AT_FAULT[mismatch.kind]}\n"
         f"  where: {mismatch.field}, row {mismatch.row}, request {mismatch.request}\n"
         f"  expected: {expected}\n"
         f"  got: {got}\n{distance}"
@@ -71,11 +65,17 @@ def _finding_text(finding: Finding) -> str:
     return "\n".join([*lines, f"  {finding.advice}"])
 
 
-def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding: bool) -> str:
+def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, wrong: Mismatch) -> str:
     """Return the probable kind of finding, where it begins, and advice.
 
     Restores state and random numbers.
     """
+    if wrong.kind == NOT_FINITE:
+        return f"{FindingKind.NOT_FINITE_OUTPUT}. `graphkit audit --only finite` names the module."
+    if wrong.kind == INPUT_WRITTEN:
+        kind = FindingKind.WRITTEN_INPUT
+        place = ", ".join(filter(None, (wrong.module, wrong.source)))
+        return f"{kind}. {kind.advice}" + (f"\n  at: {place}" if place else "")
     undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
         kind = FindingKind.UNDECLARED_STATE
@@ -89,7 +89,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         padded, replayed = runs.padded(), runs.replay()
         if differ(padded, runs.padded()) or differ(replayed, runs.replay()):
             return _text(Cause(FindingKind.NONDETERMINISTIC_STEP, runs.first_unstable_node()))
-        if not is_padding:
+        if wrong.kind != PADDING_LEAKS:
             is_large = differ(padded, replayed, rounding.most)
             return frozen_value("frozen,pointers", "node") if is_large else _ROUNDING_IN_GRAPH
         return _text(padding_cause(runs))

@@ -56,5 +56,5 @@ def test_the_text_of_a_capture_and_of_the_kit_name_the_line(reference):
     printed = output.getvalue()
     assert "the forward writes into its inputs: positions row 0 (request 0) is" in printed
     assert f"made by {record.mismatches[0].module}, runs/test_written_inputs.py:" in printed
-    with pytest.raises(AssertionError, match=r"after the forward.* made by .*in increment\.$"):
+    with pytest.raises(AssertionError, match=r"at fault: forward\n(.*\n)*  at: .*in increment$"):
         assert_target_equivalent(target, modes=[mode], device="cpu")
