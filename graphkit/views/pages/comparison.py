@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,20 +53,16 @@ def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
     others = [graph for at, graph in enumerate(group.graphs) if at != index]
     (title_before, before), (title, after) = others[other], group.graphs[index]
     diff = diff_graphs(before, after)
-    sections = {
-        "summary": map(_sentence, diff.words),
-        "figures": map(_metric, diff.figures),
-        "arguments": map(_sentence, diff.details),
-    }
     return Page(
         title=f"from {title_before} to {title}",
         facts=(("nodes", f"{len(before.nodes):,} before, {len(after.nodes):,} after"),),
         columns=_COLUMNS,
         rows=(
-            *(_section(name, rows) for name, rows in sections.items()),
+            *map(_sentence, diff.words),
+            *map(_metric, diff.figures),
             *_node_sections(diff, (before, after)),
+            _section("arguments", map(_sentence, diff.details)),
         ),
-        opened=frozenset({"summary", "figures"}),
         links={**group.links(index), "compare": "tab compares with another graph"},
         siblings=Siblings(
             count=len(others), index=other, make=partial(comparison_page, group, index)
@@ -74,38 +71,32 @@ def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
 
 
 def diff_page(record: DiffRecord) -> Page:
-    """Return what changed between two records, for text: by graph, sentences of several first.
+    """Return what changed between two records, for text: sentences of several graphs, then graphs.
 
     Changes of arguments are last: most of them follow from another size or address.
     """
-    changed = [graph for graph in record.graphs if not graph.is_same]
+    changed = {_name(graph): graph for graph in record.graphs if not graph.is_same}
     same = [_name(graph) for graph in record.graphs if graph.is_same]
-    words = {_name(graph): graph.words for graph in changed}
-    details = {f"arguments of {_name(graph)}": graph.details for graph in changed}
-    figures: dict[str, list[MetricChange]] = {}
-    for captured in record.sizes:
-        figures[f"{captured.mode} {captured.batch_size}"] = [*captured.figures]
-    for graph in record.graphs:
-        known = figures.setdefault(_name(graph), [])
-        named = {change.name for change in known}  # a size and its graph have the same pool
-        known += [change for change in graph.figures if change.name not in named]
-    by_name = {_name(graph): graph for graph in changed}
-    shared, own = _shared(words), _own(words)
-    rows = [*_sentences(shared)]
-    for name, changes in figures.items():
-        graph_rows = [*map(_metric, changes), *map(_sentence, own.get(name, ()))]
-        title = name
-        if name in by_name:
-            diff = by_name[name]
-            nodes = (row for row in _node_sections(diff) if row.make_children)
-            graph_rows += [replace(row, key=f"{name} {row.key}") for row in nodes]
-            title = f"{name}: {diff.num_nodes_before:,} -> {diff.num_nodes_after:,} nodes"
-        if graph_rows:
-            rows.append(section(name, (title, None, None, None), graph_rows))
-    rows += [*_sentences(_shared(details)), *_sentences(_own(details))]
+    sections = defaultdict[str, list[Row]](list)
+    for where, row in _said({name: graph.words for name, graph in changed.items()}):
+        sections[where].append(row)
+    sizes = [(f"{size.mode} {size.batch_size}", size.figures) for size in record.sizes]
+    for name, figures in [*sizes, *((_name(graph), graph.figures) for graph in record.graphs)]:
+        known = {row.key for row in sections[name]}  # a size and its graph have the same pool
+        sections[name] += [_metric(figure) for figure in figures if figure.name not in known]
+    for name, graph in changed.items():
+        nodes = (row for row in _node_sections(graph) if row.make_children)
+        sections[name] += [replace(row, key=f"{name} {row.key}") for row in nodes]
+    for where, row in _said({name: graph.details for name, graph in changed.items()}):
+        sections[f"arguments of {where}"].append(row)
+    rows = [
+        section(name, (_title(name, changed.get(name)), None, None, None), inside)
+        for name, inside in sections.items()
+        if inside
+    ]
     opened = frozenset(key for row in rows for key in _short(row))
     notes = [f"{NOTHING_CHANGED} inside of {listed(same)}"] if same else []
-    if any(diff.key not in opened for row in rows for diff in row.children if diff.make_children):
+    if any(inner.key not in opened for row in rows for inner in row.children if inner.children):
         notes.append(f"More than {_MOST_NODES} nodes are counted; --json lists them.")
     return Page(
         title="what changed",
@@ -116,6 +107,12 @@ def diff_page(record: DiffRecord) -> Page:
         opened=opened,
         empty="no figure and no graph that both records have",
     )
+
+
+def _title(name: str, graph: GraphDiff | None) -> str:
+    if graph is None:
+        return name
+    return f"{name}: {graph.num_nodes_before:,} -> {graph.num_nodes_after:,} nodes"
 
 
 def _short(row: Row) -> Iterator[str]:
@@ -141,38 +138,15 @@ def _name(graph: GraphDiff) -> str:
     return graph.after if graph.before == graph.after else f"{graph.before} -> {graph.after}"
 
 
-def _where(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the names by which each sentence is said."""
-    names: dict[str, list[str]] = {}
+def _said(sentences: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Row]]:
+    """Yield sentences as rows with the graphs that they hold for, those of several graphs first."""
+    graphs = defaultdict[str, list[str]](list)
     for name, said in sentences.items():
         for sentence in said:
-            names.setdefault(sentence, []).append(name)
-    return names
-
-
-def _shared(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the sentences that several names share, by these names."""
-    groups: dict[str, list[str]] = {}
-    for sentence, names in _where(sentences).items():
-        if len(names) > 1:
-            what = "arguments of " if names[0].startswith("arguments of ") else ""
-            is_all = len(names) == len(sentences)
-            names = [name.removeprefix(what) for name in names]
-            where = f"all {len(names)} graphs" if is_all else listed(names)
-            groups.setdefault(f"{what}{where}", []).append(sentence)
-    return groups
-
-
-def _own(sentences: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the sentences of each name that no other one has."""
-    names = _where(sentences)
-    return {name: [s for s in said if len(names[s]) == 1] for name, said in sentences.items()}
-
-
-def _sentences(groups: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    for name, sentences in groups.items():
-        if sentences:
-            yield section(f"in {name}", (name, None, None, None), map(_sentence, sentences))
+            graphs[sentence].append(name)
+    for sentence, names in sorted(graphs.items(), key=lambda pair: len(pair[1]) == 1):
+        is_all = 1 < len(names) == len(sentences)
+        yield f"all {len(names)} graphs" if is_all else listed(names), _sentence(sentence)
 
 
 def _node_sections(diff: GraphDiff, graphs: _Graphs | None = None) -> Iterator[Row]:
