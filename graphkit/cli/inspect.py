@@ -71,15 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
             return _show(_load(path, arguments), arguments)
     record = capture_selected(select_target(arguments), inspect=True)
     code = _show(record, arguments)
-    wrong = {
-        (mismatch.mode, mismatch.batch_size, mismatch.padded_batch_size)
-        for mismatch in record.mismatches
-    }
-    if wrong:
-        verb = "differs" if len(wrong) == 1 else "differ"
+    if record.mismatches:
+        rows = count_of(len(record.mismatches), "row")
         print_message(
-            f"{count_of(len(wrong), 'replay')} {verb} from the step without a graph. Run graphkit "
-            "capture to list the differences."
+            f"replays differ from the step without a graph in {rows}. Run graphkit capture to list "
+            "the differences."
         )
         return FAILED
     return code

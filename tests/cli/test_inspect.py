@@ -89,10 +89,7 @@ def test_wrong_replays_of_a_target_are_a_failure(run, tiny, here):
     assert ended.code == 1
     assert "DECODE 2" in ended.out
     (message,) = ended.messages
-    assert message == (
-        "1 replay differs from the step without a graph. Run graphkit capture to list the "
-        "differences."
-    )
+    assert message.startswith("replays differ from the step without a graph in 1 row. Run graphkit")
 
 
 def test_text_of_a_record_needs_neither_torch_nor_textual(saved):

@@ -17,7 +17,6 @@ from graphkit.records import (
 )
 from graphkit.views.formatting import environment_facts, size, us
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.pages.memory import buffers_link
 from graphkit.views.pages.page_model import (
     Column,
@@ -41,9 +40,8 @@ _PROGRAM_COLUMNS = (
 )
 
 
-def overview_page(record: CaptureRecord) -> Page:
-    """Return each mode with its sizes: their contents, costs, and replays."""
-    groups = graph_groups(record)
+def overview_page(record: CaptureRecord, groups: Sequence[GraphGroup] = ()) -> Page:
+    """Return each mode with its sizes: their contents, costs, and replays, with links to graphs."""
     return Page(
         title=record.target,
         facts=tuple(_facts(record)),
@@ -189,9 +187,9 @@ def _switch_name(loop: LoopRecord) -> str:
     return "SWITCH size and drafts" if is_adaptive else "SWITCH size"
 
 
-def foreign_page(record: ForeignRecord) -> Page:
+def foreign_page(record: ForeignRecord, groups: Sequence[GraphGroup]) -> Page:
     """Return everything that a program captured, with processes and lines open."""
-    rows = tuple(_process_row(record, group) for group in graph_groups(record))
+    rows = tuple(_process_row(record, group) for group in groups)
     lines = (line for row in rows for line in row.children)
     return Page(
         title=" ".join(record.command),

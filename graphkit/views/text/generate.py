@@ -49,18 +49,11 @@ def _settings(record: GenerateRecord) -> str:
 
 def _sampling(record: GenerateRecord) -> Iterator[tuple[str, float]]:
     """Yield the sampling parameters that have an effect."""
-    if record.temperature:
-        yield "temperature", record.temperature
-        if record.top_k > 0:
-            yield "top_k", record.top_k
-        if record.top_p < 1:
-            yield "top_p", record.top_p
-        if record.min_p:
-            yield "min_p", record.min_p
-    if record.repetition_penalty != 1:
-        yield "repetition_penalty", record.repetition_penalty
-    for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
-        if value := getattr(record, name):
+    filters = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0} if record.temperature else {}
+    processors = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    for name, neutral in {**filters, **processors, "min_tokens": 0}.items():
+        value = getattr(record, name)
+        if value != neutral and not (name == "top_k" and value < 0):
             yield name, value
 
 

@@ -9,14 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
-from graphkit.views.pages import (
-    Page,
-    buffers_page,
-    first_page,
-    memory_page,
-)
-from graphkit.views.pages.graph_groups import graph_groups
-from graphkit.views.pages.initial import PAGES_BY
+from graphkit.views.pages import Page, buffers_page, first_page, memory_page
+from graphkit.views.pages.initial import PAGES_BY, graph_groups
 from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
 from graphkit.views.text.page import page_view
 
@@ -75,12 +69,9 @@ def _pages(
                 yield buffers_page(record.modes, index), True
     elif by == "module" or not isinstance(record, GraphRecord):
         yield first_page(with_only(record, graphs)), True
-    names = {name for name, _ in graphs}
     for group in graph_groups(record):
-        for index, (name, graph) in enumerate(group.graphs):
-            if name not in names:
-                continue
+        for index, graph in ((at, g) for at, g in enumerate(group.graphs) if g in graphs):
             if by != "module" or not isinstance(record, GraphRecord):
                 yield PAGES_BY[by](group, index), True
-            if by == "module" and graph.memory:
+            if by == "module" and graph[1].memory:
                 yield memory_page(group, index), False

@@ -14,7 +14,7 @@ from graphkit.views.formatting import time_facts, us
 from graphkit.views.html import drawing
 from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.initial import graph_groups
 from graphkit.views.pages.timeline import node_branches
 from graphkit.views.selection import named_graphs
 
