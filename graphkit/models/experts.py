@@ -16,7 +16,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_expe
 
 from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.running import running_slots
-from graphkit.ops.decoder import row_sigmoid
 from graphkit.ops.experts import (
     SEARCHED_ROWS,
     expert_linear,
@@ -110,7 +109,7 @@ def add_shared(
     rows: torch.Tensor, shared: torch.Tensor, gate: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return rows and the results of shared experts, [T, H], with the gate's logits, [T, 1]."""
-    return rows + (shared if gate is None else row_sigmoid(gate) * shared)
+    return rows + (shared if gate is None else torch.sigmoid(gate) * shared)
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:

@@ -6,13 +6,15 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from graphkit.buffers import Inputs
 from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
@@ -21,6 +23,7 @@ from graphkit.engine.kv.recurrent_rows import ScanRows, StateSlots
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.errors import AttentionError
 from graphkit.ops.attention_layout import DenseLayout
+from graphkit.ops.decoder import in_vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,13 +236,35 @@ class RunningForward:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the prepared models that run in the block use this forward."""
+        """Let the prepared models that run in the block use this forward.
+
+        On a CPU, their elementwise functions give a row the same bits in every batch.
+        """
         token = _RUNNING.set(self)
+        is_cpu = self.positions.device.type == "cpu"
         try:
-            yield
+            with _InVectors() if is_cpu else nullcontext():
+                yield
         finally:
             _RUNNING.reset(token)
 
+
+class _InVectors(TorchFunctionMode):
+    """Runs the functions by ``in_vectors`` whose last numbers torch computes otherwise on a CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DEPENDS_ON_PLACE and isinstance(args[0], torch.Tensor):
+            return in_vectors(func, *args, **kwargs or {})
+        return func(*args, **kwargs or {})
+
+
+_DEPENDS_ON_PLACE = frozenset({
+    torch.sigmoid, torch.Tensor.sigmoid, torch.exp2, torch.rsqrt, torch.Tensor.rsqrt,
+    functional.sigmoid, functional.silu, functional.gelu, functional.softplus, functional.mish,
+    functional.elu, functional.selu, functional.celu,
+})  # fmt: skip
 
 _SCAN: ContextVar[NodeScan | None] = ContextVar("graphkit_scan", default=None)
 _RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_forward", default=None)

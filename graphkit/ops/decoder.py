@@ -6,6 +6,7 @@ of a gated norm, M columns of its gates, N columns of its groups, G weights of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Annotated, Any
 
@@ -16,22 +17,23 @@ from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
+VECTOR = 64
+"""Multiple of the numbers that torch computes at once on a CPU."""
 
-def row_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return ``torch.sigmoid``, whose bits on a CPU depend on the place of a number in a tensor.
 
-    torch 2.13 computes what is left behind whole vectors otherwise there, unlike ``torch.exp``.
+def in_vectors(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    """Return an elementwise function of a tensor, with the bits that a number has at any place.
+
+    Numbers behind the last whole vector have other bits on a CPU (torch 2.13, for example sigmoid,
+    silu and gelu), so that a row would depend on the number of rows. They get a whole vector.
     """
-    if x.device.type == "cuda":
-        return torch.sigmoid(x)
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return torch.reciprocal(1.0 + torch.exp(-wide)).to(x.dtype)
-
-
-def row_silu(x: torch.Tensor) -> torch.Tensor:
-    """Return ``torch.nn.functional.silu``, with the bits that a number has at any place."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
+    spare = -x.numel() % VECTOR
+    if x.device.type != "cpu" or (not spare and x.is_contiguous()):
+        return function(x, *args, **options)
+    padded = functional.pad(x.flatten(), (0, spare))
+    return function(padded, *args, **options)[: x.numel()].view(x.shape)
 
 
 @register_op(differentiable=True)
@@ -217,4 +219,4 @@ def silu_and_mul(
         The gated rows, [T, C / 2] of their dtype.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return row_silu(gate) * up
+    return in_vectors(functional.silu, gate) * up

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
+from torch.nn import functional
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
-from graphkit.ops.decoder import row_sigmoid, row_silu
+from graphkit.ops.decoder import in_vectors
 from graphkit.ops.linear import multiply
 from graphkit.ops.quantized_layout import blocks, dequantized, pairs
 from graphkit.ops.registration import register_op
@@ -259,7 +260,10 @@ def gated_products(
     gate, up = (wide[:, ::2], wide[:, 1::2]) if interleaved else wide.chunk(2, dim=-1)
     if limit:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    glu = row_silu(gate) if alpha == 1 else gate * row_sigmoid(alpha * gate)
+    if alpha == 1:
+        glu = in_vectors(functional.silu, gate)
+    else:
+        glu = gate * in_vectors(torch.sigmoid, alpha * gate)
     return ((up + offset) * glu.to(products.dtype)).to(products.dtype)
 
 
@@ -317,4 +321,6 @@ def expert_sum(
     result = total.to(rows.dtype)
     if shared is None:
         return result
-    return result + (shared if shared_gate is None else row_sigmoid(shared_gate) * shared)
+    if shared_gate is not None:
+        shared = in_vectors(torch.sigmoid, shared_gate) * shared
+    return result + shared

@@ -17,10 +17,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
+from torch.nn import functional
 
 from graphkit.errors import AttentionError
 from graphkit.ops.argument_rules import describe
-from graphkit.ops.decoder import row_silu
+from graphkit.ops.decoder import in_vectors
 from graphkit.ops.registration import register_op
 
 NO_LIMIT = 3e38
@@ -132,7 +133,7 @@ def causal_conv(
         total = total + bias.float()
     out = total.to(x.dtype)
     if silu:
-        out = row_silu(out)
+        out = in_vectors(functional.silu, out)
     after = torch.stack([paths[distance] for distance in reversed(range(length))], -1)
     after = after.to(states.dtype)  # [B, N, C, S]
     first = rows[:, None] * (width + 1) + 1
@@ -386,7 +387,7 @@ def linear_scan(
     if skip is not None:
         out = out + value.float() * skip.float().view(heads, -1)
     if gate is not None:
-        out = out * row_silu(gate.float())
+        out = out * in_vectors(functional.silu, gate.float())
     if begins is not None:
         out[int(begins[-1]) :] = 0
     return out.to(value.dtype)

@@ -22,7 +22,6 @@ from graphkit.models.fusion.norms import Norm
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, run_at
 from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.running import AttendProjected, AttentionCall, running_forward
-from graphkit.ops.decoder import row_sigmoid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +81,7 @@ class RotatedAttention:
         flat = attended.flatten(2)
         if self.gated:
             both = parts[..., : 2 * flat.shape[-1]].unflatten(-1, (heads.query_heads, 2, -1))
-            flat = flat * row_sigmoid(both[..., 1, :]).flatten(2)
+            flat = flat * torch.sigmoid(both[..., 1, :]).flatten(2)
         leaves[0] = self.out(flat)
         return tree_unflatten(leaves, self.form)
 

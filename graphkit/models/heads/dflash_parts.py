@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 from graphkit.errors import ConfigError
 from graphkit.models.heads.layers import OwnLayer
 from graphkit.models.quantization.linear import Linear
-from graphkit.ops.decoder import row_sigmoid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +107,13 @@ class MarkovHead(nn.Module):
         """Return the logits of a row and the state behind it, from those before."""
         bias_BR = before_BR = self.markov_w1(previous_B)
         if self.kind == "gated":
-            gate_BR = row_sigmoid(self.gate_proj(torch.cat([hidden_BH, before_BR], -1)))
+            gate_BR = torch.sigmoid(self.gate_proj(torch.cat([hidden_BH, before_BR], -1)))
             bias_BR = gate_BR * before_BR
         if self.kind == "rnn":
             state_BR = torch.zeros_like(before_BR) if state_BR is None else state_BR
             joint = self.joint_proj(torch.cat([state_BR, before_BR, hidden_BH], -1))
             gate_BR, new_BR, bias_BR = joint.chunk(3, -1)
-            gate_BR, bias_BR = row_sigmoid(gate_BR), bias_BR.tanh()
+            gate_BR, bias_BR = torch.sigmoid(gate_BR), bias_BR.tanh()
             state_BR = gate_BR * state_BR + (1 - gate_BR) * new_BR.tanh()
         return logits_BV + self.markov_w2(bias_BR), state_BR
 
