@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -59,30 +59,10 @@ class Branch:
         below = (node for child in self.children for node in child.all_nodes)
         return tuple(sorted((*self.nodes, *below), key=lambda node: node.index))
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes, nodes of modules inside it included."""
-        return len(self.all_nodes)
-
     @cached_property
     def duration_us(self) -> float | None:
         """Sum of the nodes' durations on the device; ``None`` if none was measured."""
         return total_us(self.all_nodes)
-
-    @property
-    def is_layer(self) -> bool:
-        """True if its name is a number, as in ``layers.3``."""
-        return self.name.isdecimal()
-
-    @cached_property
-    def content(self) -> Hashable:
-        """Its kernels with their grids, in their modules. Layers are equal if this is equal."""
-        return tuple(
-            (part.name, part.content)
-            if isinstance(part, Branch)
-            else (part.kind, part.short_name, part.grid)
-            for part in self.parts
-        )
 
 
 def module_tree(record: GraphRecord) -> Branch:
@@ -183,12 +163,6 @@ def node_parts(record: GraphRecord) -> dict[int, str]:
     """
     pairs = zip(node_phases(record), nodes_in_modules(record), strict=True)
     return {node.index: phase or _part(names) for phase, (names, node) in pairs}
-
-
-def common_part(parts: Iterable[str]) -> str:
-    """Return the part that is equal for all nodes; empty for several."""
-    distinct = set(parts)
-    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _part(names: Sequence[str]) -> str:

@@ -14,7 +14,6 @@ from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.formatting import bar, graph_facts, size, us
 from graphkit.views.module_tree import (
     Branch,
-    common_part,
     module_tree,
     node_parts,
     node_phases,
@@ -144,7 +143,8 @@ class _Tree:
         )
 
     def _part(self, nodes: Iterable[Node]) -> str:
-        return common_part(self._parts[node.index] for node in nodes)
+        parts = {self._parts[node.index] for node in nodes}
+        return parts.pop() if len(parts) == 1 else ""
 
     def _values(
         self,

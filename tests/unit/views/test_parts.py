@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.module_tree import common_part, node_parts
+from graphkit.views.module_tree import node_parts
 
 
 def node(index, module="", **facts):
@@ -49,9 +49,3 @@ def test_the_phases_of_a_whole_step_come_before_the_parts_of_its_models(of_modul
     graph = of_modules(*modules, mode="STEP", scopes=("", "draft", "verify", "accept"))
     assert list(node_parts(graph).values()) == ["refresh", "draft", "verify", "accept"]
     assert list(node_parts(dataclasses.replace(graph, mode="")).values())[1:3] == ["mlp", "attn"]
-
-
-def test_several_parts_have_no_common_one():
-    assert (common_part(["mlp", "mlp"]), common_part(["mlp", "attn"]), common_part([])) == (
-        "mlp", "", "",
-    )  # fmt: skip
