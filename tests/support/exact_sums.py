@@ -17,14 +17,12 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from graphkit.engine.attention import paged_backends
-from graphkit.ops import decoder
 
 _FUNCTIONS = (
     (functional, "linear"),
     (functional, "scaled_dot_product_attention"),
     (functional, "silu"),
     (functional, "softmax"),
-    (decoder, "silu"),
     (paged_backends, "scaled_dot_product_attention"),
     (torch, "einsum"),
     (torch.Tensor, "__matmul__"),
