@@ -16,7 +16,7 @@ from graphkit.audit.launch import launch_us
 from graphkit.audit.node_switches import NodeSwitches
 from graphkit.errors import DeviceError
 from graphkit.graphs import Attribution, environment, inspect_graph
-from graphkit.graphs.driver import checked, memory_kind
+from graphkit.graphs.driver import checked
 from graphkit.graphs.pool_memory import device_bytes
 from graphkit.graphs.streams import streams_in_use
 from graphkit.records import Environment, GraphRecord, Node
@@ -82,10 +82,6 @@ class CudaDevice:
     def is_mapped(self, address: int) -> bool:
         """Return whether device memory is mapped at an address; reading other memory faults."""
         return bool(_pointer_attribute("MAPPED", address))
-
-    def memory_kind(self, address: int) -> str:
-        """Return the kind of memory at an address; see ``graphkit.graphs.driver.memory_kind``."""
-        return memory_kind(address)
 
     def allocation_at(self, address: int) -> tuple[int, int] | None:
         """Return beginning and end of the driver's allocation around an address, if it has one."""

@@ -46,12 +46,12 @@ class ReplayMemory(ABC):
         """
 
     @abstractmethod
-    def contents(self) -> dict[Any, torch.Tensor]:
-        """Return copies of the written parts as they are now."""
-
-    @abstractmethod
     def changed(self) -> Sequence[Any]:
         """Return the keys of all parts that differ from the state after the program's replay."""
+
+    @abstractmethod
+    def _now(self, key: Any) -> torch.Tensor:
+        """Return the content of a part now, which may be a view."""
 
     @abstractmethod
     def _put(self, contents: Mapping[Any, torch.Tensor]) -> None:
@@ -60,6 +60,10 @@ class ReplayMemory(ABC):
     @abstractmethod
     def _address(self, key: Any) -> int:
         """Return the address of a part."""
+
+    def contents(self) -> dict[Any, torch.Tensor]:
+        """Return copies of the written parts as they are now."""
+        return {key: self._now(key).clone() for key in self._after}
 
     def rewind(self) -> None:
         """Restore the state that every repeated replay begins from."""
@@ -71,8 +75,9 @@ class ReplayMemory(ABC):
 
     def first_difference(self, contents: Mapping[Any, torch.Tensor]) -> int | None:
         """Return the address of the first element that differs from ``contents``, if one does."""
-        for key, now in self.contents().items():
-            index = first_difference_in_bits(now, contents[key])
+        for key, expected in contents.items():
+            now = self._now(key)
+            index = first_difference_in_bits(now, expected)
             if index is not None:
                 return self._address(key) + index * now.element_size()
         return None
@@ -91,7 +96,7 @@ class WatchedMemory(ReplayMemory):
         self._parts = parts
         self._sums = [chunk_sums(part) for part in parts]
         self._before = {
-            (index, chunk): self._data((index, chunk)).clone()
+            (index, chunk): self._now((index, chunk)).clone()
             for index, ranges in enumerate(copied)
             for chunk in sorted({at for span in ranges for at in _chunks(span)})
         }
@@ -100,16 +105,12 @@ class WatchedMemory(ReplayMemory):
         """Copy the chunks whose sums have changed."""
         sums = [chunk_sums(part) for part in self._parts]
         written, self._sums = self._different(sums), sums
-        num_bytes = sum(len(self._data(chunk)) for chunk in written)
+        num_bytes = sum(len(self._now(chunk)) for chunk in written)
         if num_bytes <= max_bytes:
             # A poisoned index is zero: it addresses the beginning of an allocation.
             chunks = {*written, *((index, 0) for index in range(len(self._parts)))}
-            self._after = {chunk: self._data(chunk).clone() for chunk in sorted(chunks)}
+            self._after = {chunk: self._now(chunk).clone() for chunk in sorted(chunks)}
         return num_bytes
-
-    def contents(self) -> dict[Chunk, torch.Tensor]:
-        """Return copies of the written chunks as they are now."""
-        return {chunk: self._data(chunk).clone() for chunk in self._after}
 
     def changed(self) -> list[Chunk]:
         """Return the chunks whose sums differ from those that were taken last."""
@@ -124,12 +125,12 @@ class WatchedMemory(ReplayMemory):
 
     def _put(self, contents: Mapping[Chunk, torch.Tensor]) -> None:
         for chunk, data in contents.items():
-            self._data(chunk).copy_(data)
+            self._now(chunk).copy_(data)
 
     def _address(self, chunk: Chunk) -> int:
-        return self._data(chunk).data_ptr()
+        return self._now(chunk).data_ptr()
 
-    def _data(self, chunk: Chunk) -> torch.Tensor:
+    def _now(self, chunk: Chunk) -> torch.Tensor:
         part, index = chunk
         return self._parts[part][index * CHUNK : (index + 1) * CHUNK]
 
@@ -148,32 +149,29 @@ class DeclaredMemory(ReplayMemory):
             name: (tensor, axis, _indices(rows(), tensor.device))
             for name, (tensor, axis, rows) in (known.state or {}).items()
         }
-        self._before = self.contents()
+        self._before = self._copies()
 
     def note_replay(self, max_bytes: int) -> int:
         """Copy all that is declared, whatever its size."""
-        self._after = self.contents()
+        self._after = self._copies()
         return min(sum(tensor.nbytes for tensor in self._after.values()), max_bytes)
-
-    def contents(self) -> dict[str, torch.Tensor]:
-        """Return copies of all declared memory as it is now."""
-        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        return tensors | {
-            name: tensor.index_select(axis, index)
-            for name, (tensor, axis, index) in self._rows.items()
-        }
 
     def changed(self) -> list[str]:
         """Return the names of what differs from the state after the program's replay."""
-        now = self.contents()
-        return [name for name in now if not same_bits(now[name], self._after[name])]
+        return [name for name, was in self._after.items() if not same_bits(self._now(name), was)]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of the rows of state in the declared order, with the rows first."""
-        return {
-            name: tensor.index_select(axis, index).movedim(axis, 0)
-            for name, (tensor, axis, index) in self._rows.items()
-        }
+        return {name: self._now(name).movedim(axis, 0) for name, (_, axis, _) in self._rows.items()}
+
+    def _copies(self) -> dict[str, torch.Tensor]:
+        return {name: self._now(name).clone() for name in (*self._tensors, *self._rows)}
+
+    def _now(self, name: str) -> torch.Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        tensor, axis, index = self._rows[name]
+        return tensor.index_select(axis, index)
 
     def _put(self, contents: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self._tensors.items():
