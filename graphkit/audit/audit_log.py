@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.records import AuditCheck, Finding, Mismatch, Node, distinct_text
+from graphkit.records import (
+    AuditCheck,
+    AuditReport,
+    Environment,
+    Finding,
+    Mismatch,
+    Node,
+    distinct_text,
+)
 from graphkit.records.audit import Audit, worst_severity
 
 
@@ -115,6 +124,16 @@ class AuditLog:
             seconds=time.perf_counter() - began,
         )
         self._add(done, check.findings)
+
+    def report(self, target: str, backend: str, environment: Environment) -> AuditReport:
+        """Return what was logged so far as a report, with one finding per cause."""
+        return AuditReport(
+            target=target,
+            backend=backend,
+            environment=environment,
+            checks=tuple(self.checks),
+            findings=merged_by_cause(self.findings),
+        )
 
     def _add(self, check: AuditCheck, findings: Sequence[Finding]) -> None:
         """Add a finished check."""

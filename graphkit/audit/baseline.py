@@ -29,7 +29,7 @@ from graphkit.records import (
     Pointer,
     count_of,
 )
-from graphkit.records.audit import Audit, worst_first
+from graphkit.records.audit import Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.step_comparison import SEED
 from graphkit.runners.targets import CaptureTarget
@@ -150,13 +150,7 @@ def check_program_lock(lock: GraphBaseline, record: ForeignRecord) -> AuditRepor
         for graph in _named(record.graphs)
     ]
     check_baseline(lock, make_baseline(record.title, graphs, record.environment), log)
-    return AuditReport(
-        target=record.title,
-        backend=record.backend,
-        environment=record.environment,
-        checks=tuple(log.checks),
-        findings=worst_first(log.findings),
-    )
+    return log.report(record.title, record.backend, record.environment)
 
 
 def _named(graphs: Sequence[GraphRecord]) -> Iterator[GraphRecord]:

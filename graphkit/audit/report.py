@@ -15,7 +15,6 @@ from graphkit.audit.baseline import (
     make_baseline,
     replay_times,
 )
-from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.frozen_values import audit_frozen_values
@@ -131,13 +130,7 @@ def audit_target(
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
         now = make_baseline(target.name, graphs, here, times)
         check_baseline(replace(lock, graphs=locked), now, log)
-    return AuditReport(
-        target=target.name,
-        backend=backend.name,
-        environment=here,
-        checks=tuple(log.checks),
-        findings=merged_by_cause(log.findings),
-    )
+    return log.report(target.name, backend.name, here)
 
 
 def graph_baseline(

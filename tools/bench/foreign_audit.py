@@ -203,10 +203,10 @@ def measures(program: Program, rounds: int) -> Iterator[Measure]:
     yield Measure(name="one check", value=median(checks[1:]), unit="s", bar=CHECK_SECONDS_BAR)
     added = (pointers[0] - pointers[1]) * 1e3
     yield Measure(name="check of pointers alone", value=added, unit="ms")
-    found = [*audit.results.report().checks, *every.results.report().checks]
+    found = [*audit.results.current().checks, *every.results.current().checks]
     missing = sum(check.text.startswith("not checked") for check in found)
     yield Measure(name="checks not done", value=missing, unit="", bar=0)
-    errors = [*audit.results.report().findings, *every.results.report().findings]
+    errors = [*audit.results.current().findings, *every.results.current().findings]
     errors = [finding for finding in errors if finding.severity == "error"]
     yield Measure(name="errors", value=len(errors), unit="", bar=0)
     for check in found:

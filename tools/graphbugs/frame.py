@@ -226,4 +226,4 @@ def audited(path: Path, report: Path) -> AuditReport:
         driver.captured_node_counter = before
         following._audits.clear()
     audit.end()
-    return audit.results.report()
+    return audit.results.current()

@@ -30,7 +30,7 @@ from graphkit.audit.foreign.process_files import (
     first_fault,
 )
 from graphkit.audit.foreign.registration import register
-from graphkit.records import AuditCheck, AuditReport
+from graphkit.records import AuditReport
 from graphkit.records.audit import NOT_CHECKED, Audit
 
 __all__ = [
@@ -106,24 +106,13 @@ def _without_graph(command: str, reason: str) -> AuditReport:
     """Return the report of a program that captured no graph."""
     import torch
 
+    from graphkit.audit.audit_log import AuditLog
     from graphkit.graphs import environment
 
-    has_cuda = torch.cuda.is_available()
-    check = AuditCheck(
-        audit=Audit.POINTERS,
-        mode="",
-        batch_size=0,
-        text=NOT_CHECKED + reason,
-        findings=0,
-        seconds=0,
-    )
-    return AuditReport(
-        target=command,
-        backend="cuda",
-        environment=environment(torch.device("cuda" if has_cuda else "cpu")),
-        checks=(check,),
-        findings=(),
-    )
+    log, device = AuditLog(), "cuda" if torch.cuda.is_available() else "cpu"
+    with log.check(Audit.POINTERS) as check:
+        check.text = NOT_CHECKED + reason
+    return log.report(command, "cuda", environment(torch.device(device)))
 
 
 def _with_node(first: AuditReport | None, repeated: AuditReport) -> AuditReport:

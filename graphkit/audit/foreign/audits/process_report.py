@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check, NotChecked
-from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.foreign.process_files import AuditFileWriter
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import AuditCheck, AuditReport, Finding
@@ -51,20 +50,14 @@ class ProcessReport(AuditLog):
         self.findings.append(finding)
         self._write(is_urgent=True)
 
-    def report(self) -> AuditReport:
-        """Return what was checked and found so far, one finding per cause."""
+    def current(self) -> AuditReport:
+        """Return the report of this process so far."""
         device = self._device()
-        return AuditReport(
-            target=" ".join(sys.orig_argv),
-            backend=device.backend,
-            environment=device.environment(),
-            checks=tuple(self._by_graph.values()),
-            findings=merged_by_cause(self.findings),
-        )
+        return self.report(" ".join(sys.orig_argv), device.backend, device.environment())
 
     def end(self) -> None:
         """Write the report if anything was checked."""
-        if self._by_graph:
+        if self.checks:
             self._write(is_urgent=True)
 
     def _add(self, check: AuditCheck, findings: Sequence[Finding]) -> None:
@@ -87,10 +80,11 @@ class ProcessReport(AuditLog):
                 text=check.text or before.text,
             )
         self._by_graph[graph] = check
+        self.checks = [*self._by_graph.values()]
         self._write(is_urgent=bool(new))
 
     def _write(self, *, is_urgent: bool) -> None:
         if self._writer is None or not (is_urgent or self._writer.is_due()):
             return
         # Parts of several processes are merged by cause once more, from single findings.
-        self._writer.write(replace(self.report(), findings=tuple(self.findings)))
+        self._writer.write(replace(self.current(), findings=tuple(self.findings)))

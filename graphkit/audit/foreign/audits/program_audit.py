@@ -309,7 +309,7 @@ class ProgramAudit:
             for followed in self.graphs:
                 with self.results.check(Audit.POINTERS, followed.name) as check:
                     check_references(followed, blocks, check)
-        return self.results.report()
+        return self.results.current()
 
     @property
     def graphs(self) -> Sequence[FollowedGraph]:

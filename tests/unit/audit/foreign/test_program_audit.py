@@ -101,7 +101,7 @@ def make(tmp_path):
 
 
 def first(audit):
-    report = audit.results.report()
+    report = audit.results.current()
     assert report.findings, report.checks
     return report.findings[0]
 
@@ -114,7 +114,7 @@ def assert_captured_here(mode):
 
 
 def check_texts(audit):
-    return {check.audit: check.text for check in audit.results.report().checks}
+    return {check.audit: check.text for check in audit.results.current().checks}
 
 
 def run(engine, replays=6):
@@ -135,7 +135,7 @@ def test_a_sound_program_computes_the_same_bits_and_has_no_finding(make, every):
     engine, audit = make(every=every)
     for got, want in zip(run(engine), expected, strict=True):
         assert torch.equal(got, want)
-    report = audit.results.report()
+    report = audit.results.current()
     assert report.findings == ()
     assert check_texts(audit)["pool-poison"].startswith("overwrote")
     checked = {0: 1, 1: 6, 2: 3}[every]
@@ -292,7 +292,7 @@ def test_an_operand_in_a_large_struct_is_followed(make, new, kind):
     engine.scale = engine.device.full(1, value=3)
     engine.capture(partial(multiply_broadcast, engine))
     engine.graph.replay()
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
     engine.scale = new and engine.device.full(1, value=new)
     engine.graph.replay()
     assert "Engine.scale" in assert_found(audit, kind, "error", "mul").names
@@ -306,7 +306,7 @@ def test_leftovers_of_the_stack_are_counted_and_no_finding(make):
     assert "1 possibly unset" in check_texts(audit)["pointers"]
     del other
     engine.graph.replay()
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
 
 
 def test_an_address_that_was_a_leftover_of_an_earlier_node_is_followed(make):
@@ -330,7 +330,7 @@ def assert_found(audit, kind, severity, kernel):
     assert (found.kind, found.severity, found.kernel) == (kind, severity, kernel)
     assert found.source.startswith("engine.py:")
     assert_captured_here(found.mode)
-    assert len(audit.results.report().findings) == 1
+    assert len(audit.results.current().findings) == 1
     return found
 
 
@@ -356,7 +356,7 @@ def test_another_graphs_output_that_lives_is_no_finding(make):
     engine.device.launch("fill", torch.Tensor.zero_, output)
     other.capture_end()
     engine.capture(partial(add_from(lambda _: output), engine))
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
 
 
 def test_pinned_memory_without_a_tensor_is_a_warning(make):
@@ -375,7 +375,7 @@ def test_pinned_memory_that_is_freed_after_the_capture_is_an_error(make):
         return engine.host
 
     engine, audit = captured(make, add_from(held))
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
     del engine.host
     engine.graph.replay()
     assert "Engine.host" in assert_found(audit, "freed memory", "error", "add").names
@@ -401,7 +401,7 @@ def test_a_copy_from_pinned_memory_is_no_finding(make):
         return out
 
     _, audit = captured(make, step)
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
 
 
 @pytest.mark.parametrize("us_per_launch", [5.0, 500.0])
@@ -411,7 +411,7 @@ def test_a_slow_launch_is_a_note(make, us_per_launch):
     engine.capture(engine.step)
     engine.graph.replay()
     assert "4 nodes launch in " in check_texts(audit)["pool-poison"]
-    found = [(each.kind, each.severity) for each in audit.results.report().findings]
+    found = [(each.kind, each.severity) for each in audit.results.current().findings]
     assert found == ([("slow launch", "note")] if us_per_launch > 100 else [])
 
 
@@ -448,7 +448,7 @@ def test_a_workspace_freed_by_empty_cache_is_found_at_the_next_replay(followed_c
     engine.block.is_active = False
     engine.device.empty_cache()
     engine.graph.replay()
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
     torch.cuda.empty_cache()
     engine.graph.replay()
     found = assert_found(audit, "freed memory", "error", "add")
@@ -479,7 +479,7 @@ def test_an_update_in_place_is_no_finding(followed_calls):
     engine, audit = captured(followed_calls, Engine.step)
     engine.layer.load_state_dict({"weight": torch.ones(NUM, NUM)})
     engine.graph.replay()
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
 
 
 def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
@@ -487,7 +487,7 @@ def test_memory_asleep_is_found_on_request_and_mapped_memory_is_none(make):
     assert audit.check_now().findings == ()
     engine.device.asleep.add((0, 0))
     assert {each.kind for each in audit.check_now().findings} == {"freed memory"}
-    names = {name for each in audit.results.report().findings for name in each.names}
+    names = {name for each in audit.results.current().findings for name in each.names}
     assert {"Layer.weight", "Engine.x", "Engine.cache"} <= names
 
 
@@ -562,7 +562,7 @@ def indexed(engine, rows=(0, 1, 1 << 40), kind="kernel"):
 
 
 def assert_fault(audit, text):
-    (found,) = audit.results.report().findings
+    (found,) = audit.results.current().findings
     assert (found.audit, found.severity) == ("fault", "error")
     assert f"{text}: an illegal memory access" in found.text
     return found
@@ -602,7 +602,7 @@ def test_a_fault_in_a_checked_replay_is_assigned_to_it(make):
 def test_a_fault_in_a_replay_without_a_check_is_reported_at_the_end(make):
     engine, audit = make()
     indexed(engine)
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
     audit.end()
     found = assert_fault(audit, "a replay or other work failed, it is not known which")
     assert "--find-fault" in found.advice
@@ -682,7 +682,7 @@ def test_captures_of_known_memory_search_the_process_once(make, monkeypatch, num
     engine.capture(engine.step)
     assert len(searches) == 4
     engine.graph.replay()
-    assert audit.results.report().findings == ()
+    assert audit.results.current().findings == ()
     graphs[0].replay()
     assert first(audit).kind == "replaced buffer"
 
