@@ -37,6 +37,8 @@ class StepInputs:
         spans: Positions of the rows of each request, on the host. Optional, beside ``lengths``.
         logit_rows: Rows whose logits are read, int64 [N] on the device; ``None`` for all. Set in a
             prefill. A forward may return the logits of these rows alone.
+        packs_nodes: Whether packed rows are the first nodes of chains in a verify: recurrent layers
+            then keep the state after each row. Not set in a prefill.
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()
@@ -49,6 +51,7 @@ class StepInputs:
     lengths: torch.Tensor | None = None
     spans: Sequence[range] | None = None
     logit_rows: torch.Tensor | None = None
+    packs_nodes: bool | None = None
 
     @property
     def batch_size(self) -> int:

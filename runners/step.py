@@ -252,6 +252,7 @@ class Step(Generic[OutputT]):
             inputs.width, inputs.lengths = checked.width, getattr(batch, "lengths", None)
             inputs.spans = getattr(batch, "spans", None) if checked.is_packed else None
             inputs.logit_rows = getattr(batch, "logit_rows", None) if checked.is_packed else None
+            inputs.packs_nodes = getattr(batch, "packs_nodes", None)
         return inputs
 
 

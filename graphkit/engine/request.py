@@ -167,7 +167,7 @@ class Request(VerifySteps):
         """Whether the request has its last token."""
         return self.finish_reason is not None
 
-    def receive(self, row: Sequence[int], drafts: int | None) -> None:
+    def receive(self, row: Sequence[int]) -> None:
         """Append the new tokens of a report's row up to the one that finishes the request.
 
         Does nothing if the request has finished: a step that was launched before its end was known
@@ -175,13 +175,12 @@ class Request(VerifySteps):
 
         Args:
             row: See ``graphkit.ops.loop_layout.Report``.
-            drafts: Drafts that the step verified; ``None`` for the report of a prefill.
         """
         if self.finish_reason is not None:
             return
-        if drafts is not None:
+        if row[Report.DRAFTS] >= 0:  # a step, not a prefill
             self.accepted_lengths[row[Report.ACCEPTED]] += 1
-            self.drafted_lengths[drafts] += 1
+            self.drafted_lengths[row[Report.DRAFTS]] += 1
         tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
         if self.sampling.logprobs:
             del self.logprobs[len(self.output_ids) :]  # of a call that was interrupted

@@ -19,7 +19,7 @@ from graphkit.engine.step.draft_lengths import HostLengths
 from graphkit.engine.step.pad_steps import measure_steps
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
-from graphkit.graphs.devices import to_device
+from graphkit.graphs.devices import copied_to, to_device
 from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 
@@ -83,7 +83,7 @@ class PendingReport:
 
     Attributes:
         requests: The requests of the step, in batch order.
-        report: [B, 4 + 2 * longest path] int32 on the host; valid once ``copied`` has completed.
+        report: [B, 5 + 2 * longest path] int32 on the host; valid once ``copied`` has completed.
         copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
         variant: What the step ran; ``None`` for a prefill.
     """
@@ -108,9 +108,8 @@ class PendingReport:
         """Wait for the copy, then append the tokens to every request that has not finished."""
         if self.copied is not None:
             self.copied.synchronize()
-        drafts = None if self.variant is None else self.variant.drafts
         for request, row in zip(self.requests, self.report.tolist(), strict=True):
-            request.receive(row, drafts)
+            request.receive(row)
 
 
 class Schedule:
@@ -223,12 +222,17 @@ class Schedule:
             self.drain()  # the matchers accept what has been generated so far
             return batch.tree_bitmask(tokens, links, self._step.context.sizes.vocab_size)
 
-        lengths = self._lengths
+        variant = num_drafts = None
+        if self._lengths is not None:
+            variant, num_drafts = self._lengths.next_variant(batch.row_list)
+        if num_drafts is not None:
+            num_drafts = copied_to(self._step.context.device, num_drafts)
         result = self._step.draft_and_verify(
             batch.rows,
             is_greedy=batch.is_greedy,
             fill_bitmask=fill_bitmask if batch.is_constrained else None,
-            variant=None if lengths is None else lengths.next_variant(batch.row_list),
+            variant=variant,
+            num_drafts=num_drafts,
         )
         self._pending.append(PendingReport.send(batch.requests, result.report, result.variant))
         if not self._waits:  # the drafter catches up on all rows, accepted or not
@@ -282,7 +286,6 @@ class DeviceSchedule(Schedule):
         """Most steps of the last launch."""
         self._is_interrupted = False
         self._by_row: dict[int, Request] = {}
-        self._drafts = [variant.drafts for variant in runner.spec_step.by_length]
 
     @property
     def runners(self) -> tuple[SpecStepRunner]:
@@ -312,7 +315,8 @@ class DeviceSchedule(Schedule):
     def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool, is_prefilling: bool) -> None:
         """Launch loops if too few run, and deliver what has arrived, at least one step."""
         # A loop of one step costs more than a replay, which has the longest of several lengths.
-        replays = is_prefilling and not self._streams and len(self._drafts) == 1
+        is_adaptive = self._step.context.spec.is_adaptive
+        replays = is_prefilling and not self._streams and not is_adaptive
         if replays or not self._runner.can_launch:
             super().advance(batch, is_anyone_waiting=is_anyone_waiting, is_prefilling=is_prefilling)
             return
@@ -366,8 +370,7 @@ class DeviceSchedule(Schedule):
         stream = self._streams[0]
         steps = stream.available() if self._runner.group is None else stream
         for step in steps:
-            drafts = self._drafts[step.length if len(self._drafts) > 1 else 0]
             for row in step.rows:
-                self._by_row[row[Report.ROW]].receive(row, drafts)
+                self._by_row[row[Report.ROW]].receive(row)
         if stream.end is not None:
             self._streams.popleft()

@@ -37,6 +37,9 @@ _SPEC_NAMES = {"MULTI_LAYER_EAGLE": "EAGLE"}
 """Name in ``SpecConfig`` of the algorithms that are a kind of another one."""
 
 
+_DRAFTS_AT_ONCE = "NGRAM", "DFLASH", "MULTI_LAYER_EAGLE"
+"""Algorithms whose drafts take the same time at every length, as long as they are chains."""
+
 _SHARE_OF_FREE = 0.7
 """Share of the free memory of a GPU that the KV pools of an engine may take. Graphs, prefills and
 buffers take the rest."""
@@ -165,8 +168,9 @@ class DraftedModel:
     ) -> SpecConfig:
         """Return the settings of an engine that chooses the draft length of each step.
 
-        Its lengths are 0, 1 and that of ``spec``, without 1 if it has as many nodes as the longest.
-        There is one length, that of ``spec``, if a verify has one node, and with ranks that run no
+        Its lengths are 0, 1 and that of ``spec``, without 1 if it has as many nodes as the longest,
+        or if drafts of any length take the same time: then steps with fewer rows do better. There
+        is one length, that of ``spec``, if a verify has one node, and with ranks that run no
         loops.
 
         Args:
@@ -183,7 +187,10 @@ class DraftedModel:
         has_loops = self.group is None or not self.group.no_loop_reason
         if not longest or width < 2 or not has_loops:
             return spec
-        lengths = (0, 1, longest) if longest > 1 and 1 + topk < width else (0, longest)
+        name = self.algorithm if algorithm is None else algorithm.upper()
+        takes_steps = topk > 1 or name not in _DRAFTS_AT_ONCE
+        has_short = takes_steps and longest > 1 and 1 + topk < width
+        lengths = (0, 1, longest) if has_short else (0, longest)
         return self.spec(algorithm, lengths, topk, width, page_size)
 
     @property

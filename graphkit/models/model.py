@@ -129,7 +129,7 @@ class TransformersModel(DraftedModel):
                 ``engine_spec``, 0 among them, by running acceptance and measured times: see
                 ``graphkit.ops.draft_length``. Drafts that do not pay cost at most 0.5 % of the
                 time of plain decoding, and the time of three steps. An int captures that length
-                alone, which needs a fourth of the graphs.
+                alone, which needs a fifth of the graphs.
             topk: See ``spec``.
             num_draft_tokens: See ``spec``.
             page_size: See ``spec``.

@@ -1,9 +1,13 @@
-"""Choice of the draft length of the next step, from running acceptance and measured times.
+"""Choice of the drafts of the next step, from running acceptance and measured times.
+
+A step drafts as many positions for each request as its *length* says, and verifies a number of rows
+that is fixed when it is captured: one per request and those of drafts, which are divided among the
+requests.
 
 Layout of the results: ``graphkit.ops.loop_layout``.
 
-Dimensions: M rows of a batch, L draft lengths, V = L or L + 1 variants of a step, G tables of
-acceptance, S positions, R request rows, B requests of a report, C its columns.
+Dimensions: M rows of a batch, L lengths with a number of rows each, V = L or L + 1 variants of a
+step, G tables of acceptance, S positions, R request rows, B requests of a report, C its columns.
 """
 
 from __future__ import annotations
@@ -32,6 +36,13 @@ High, so that drafts are tried. What trials may cost is bounded by ``Ledger.CRED
 PROBE_SHARE, FIRST_CREDIT, MOST_CREDIT, CATCH_UP_RESERVE = 0.005, 3.0, 8.0, 2.0
 """Credit that a step adds, of the first step, and the most, to which the positions of the longest
 length are added; and what remains after a catch-up that no draft waits for."""
+REQUEST_DECAY, REQUEST_WEIGHT = 0.98, 8.0
+"""Factor on the counts of a request in a step that drafts for it, and how many observations the
+acceptance of all requests counts for in its own."""
+LEAST_RATE = 1e-6
+"""Least acceptance that others are divided by."""
+LEVELS = 65535
+"""Chances that a draft is accepted are rounded down to multiples of one in so many."""
 DRIFT, MOST_DRIFT = 1 / 16, 2.0
 """Weight of the last step in a measured time, and the most by which it counts as longer or shorter
 than the time before."""
@@ -60,6 +71,51 @@ def expected_tokens(counts: Sequence[Sequence[float]]) -> list[float]:
         path *= rate
         expected.append(expected[-1] + path)
     return expected
+
+
+def survival_levels(counts: torch.Tensor, of_requests: torch.Tensor) -> torch.Tensor:
+    """Return the chance of each draft that it and all before it are accepted, in ``LEVELS``.
+
+    The acceptance of a position has a prior, which counts for ``REQUEST_WEIGHT`` observations of
+    the request. For the first position it is the acceptance of all requests, see ``choose_body``.
+    For a later one it is the request's acceptance of the position before, times the same ratio of
+    all requests, at most 1: steps that draft little tell much of later positions, too. Chances do
+    not rise from one position to the next.
+
+    Args:
+        counts: Counts of all requests, [S, 2] float32.
+        of_requests: Counts of each request, [N, S, 2] float32.
+
+    Returns:
+        [N, S] int64.
+    """
+    rate, weight = torch.tensor(PRIOR), FIRST_WEIGHT
+    own = path = torch.ones(len(of_requests))
+    levels = []
+    for position, (reached, kept) in enumerate(counts):
+        before, rate = rate, (kept + weight * rate) / (reached + weight)
+        ratio = rate if not position else (rate / before.clamp(min=LEAST_RATE)).clamp(max=1)
+        weight = NEXT_WEIGHT
+        tried, right = of_requests[:, position].unbind(1)
+        own = (right + REQUEST_WEIGHT * (own * ratio)) / (tried + REQUEST_WEIGHT)
+        path = path * own
+        levels.append((path * LEVELS).long())
+    return torch.stack(levels, 1)
+
+
+def divide_drafts(levels: torch.Tensor, budget: int) -> torch.Tensor:
+    """Return how many drafts each request gets of a number for all, [N] int64.
+
+    The drafts with the best chances are verified; of equal ones those at earlier positions, then
+    those of earlier requests. Since chances do not rise with the position, the drafts of a request
+    are its first ones.
+
+    Args:
+        levels: ``survival_levels`` of the positions that are drafted, [N, D].
+        budget: Drafts of all requests, at most N * D.
+    """
+    order = (-levels.t().flatten()).argsort(stable=True)[:budget]
+    return order.remainder(max(len(levels), 1)).bincount(minlength=len(levels))
 
 
 def choose_variant(
@@ -102,6 +158,10 @@ def choose_variant(
 def _check_variants(args: Any) -> None:
     """Check that times has a column per variant."""
     expected = len(args.num_steps) + (args.behind is not None)
+    if (args.num_drafts is None) != (args.by_request is None):
+        raise InputError(
+            "choose_body: num_drafts and by_request are given together.", field="num_drafts"
+        )
     if args.times.shape[1] != expected:
         raise InputError(
             f"choose_body: times is {describe(args.times)}, expected {expected} columns: one per "
@@ -110,22 +170,28 @@ def _check_variants(args: Any) -> None:
         )
 
 
-@register_op(mutates_args=("times", "acceptance", "body", "ledger"), check=_check_variants)
+@register_op(
+    mutates_args=("times", "acceptance", "body", "ledger", "num_drafts", "by_request"),
+    check=_check_variants,
+)
 def choose_body(
     rows: Annotated[torch.Tensor, "[M] int64"],
     batch_sizes: Annotated[torch.Tensor, "[sizes] int32"],
     num_steps: Annotated[torch.Tensor, "[L] int32"],
+    row_counts: Annotated[torch.Tensor, "[sizes, L] int32, contiguous"],
     times: Annotated[torch.Tensor, "[sizes, V] float32, contiguous"],
     acceptance: Annotated[torch.Tensor, "[G, S, 2] float32, contiguous"],
     body: Annotated[torch.Tensor, "[1] int64"],
     ledger: Annotated[torch.Tensor, "[4] float64, contiguous"],
+    num_drafts: Annotated[torch.Tensor | None, "[M] int32, contiguous"] = None,
+    by_request: Annotated[torch.Tensor | None, "[R, S, 2] float32, contiguous"] = None,
     behind: Annotated[torch.Tensor | None, "[R] int32"] = None,
     depth: Annotated[int, "depth >= 1"] = 1,
     report: Annotated[torch.Tensor | None, "[B, C] int32"] = None,
     variant: int = 0,
     is_timed: bool = False,
 ) -> None:
-    """Count what a step accepted, and choose the body of the next one.
+    """Count what a step accepted, choose the body of the next one, and divide its drafts.
 
     Each position of a draft has two running counts: requests whose draft reached it, and requests
     that accepted it. A step multiplies those of the table of its length by ``DECAY`` if it drafts,
@@ -135,6 +201,11 @@ def choose_body(
     observations returns to its prior and is tried again. A length has as many expected tokens as 1
     plus, for each of its positions, the product of the acceptances up to it. The length with the
     most expected tokens per time is chosen; of equal ones, the first.
+
+    With ``by_request``, drafts are chains, and each request has counts of its own; see
+    ``survival_levels``. A step of N live requests and T rows verifies the T - N drafts with the
+    best chances, at most as many per request as its length. The expected tokens are N and the
+    chances of these drafts.
 
     With a length 0, a *credit* bounds what drafts cost. It is counted in times of a plain step.
     Each step adds ``PROBE_SHARE`` and the tokens that a request received on average, and subtracts
@@ -151,11 +222,16 @@ def choose_body(
         rows: Rows of the next step, then 0.
         batch_sizes: Captured sizes in ascending order.
         num_steps: Positions of each length, in ascending order.
+        row_counts: Rows of a step by size and length; at least one per request. Read with
+            ``by_request``.
         times: Time of a step by size and variant, in microseconds if ``is_timed``.
         acceptance: Counts of each position: reached and accepted. One table for all lengths, or one
             per length.
         body: Receives the index of the body: all variants of the first size, then of the next.
         ledger: See ``Ledger``. Changes in steps of live requests, if there is a length 0.
+        num_drafts: Receives the drafts of each row that the next step verifies, -1 for pads.
+        by_request: Counts of each request row, as in ``acceptance``; given with ``num_drafts``.
+            ``None`` for trees.
         behind: Tokens that the draft model has yet to process, by request row; ``None`` if plain
             steps leave none, or if there is no length 0.
         depth: Tokens of a request that a catch-up processes.
@@ -164,8 +240,7 @@ def choose_body(
         is_timed: Whether the step took the time since the call before, which then changes ``times``
             by ``DRIFT``.
     """
-    counts, steps = acceptance.tolist(), num_steps.tolist()
-    tables, sizes = len(counts), batch_sizes.tolist()
+    tables, steps, sizes = len(acceptance), num_steps.tolist(), batch_sizes.tolist()
     length = variant if variant < len(steps) else 0
     elapsed = 0.0
     if is_timed:
@@ -174,15 +249,24 @@ def choose_body(
         ledger[Ledger.CLOCK] = clock
     if report is not None:
         lines = [row for row in report.tolist() if row[Report.ROW]]
-        accepted = [row[Report.ACCEPTED] - 1 for row in lines]
-        for table, positions in enumerate(counts):
-            ran = steps[length] if table == (length if tables > 1 else 0) else 0
-            decay = DECAY if ran else IDLE_DECAY
-            for position, pair in enumerate(positions):
-                reached = sum(drafts >= position for drafts in accepted) if position < ran else 0
-                kept = sum(drafts > position for drafts in accepted) if position < ran else 0
-                pair[:] = decay * pair[0] + reached, decay * pair[1] + kept
-        acceptance.copy_(torch.tensor(counts))
+        live_report = report[report[:, Report.ROW] > 0]
+        verified = torch.full((len(lines), 1), steps[length])
+        if by_request is not None:
+            verified = live_report[:, Report.DRAFTS, None]
+        position, kept = (
+            torch.arange(acceptance.shape[1]),
+            live_report[:, Report.ACCEPTED, None] - 1,
+        )
+        is_reached = (kept >= position) & (position < verified)
+        new = torch.stack([is_reached, is_reached & (kept > position)], 2).float()  # [B, S, 2]
+        own_table = length if tables > 1 else 0
+        for table in range(tables):
+            acceptance[table] *= DECAY if table == own_table and steps[length] else IDLE_DECAY
+        acceptance[own_table] += new.sum(0)
+        if by_request is not None:
+            rows_of = live_report[:, Report.ROW].long()
+            decay = torch.where(verified > 0, REQUEST_DECAY, IDLE_DECAY)[:, :, None]
+            by_request[rows_of] = decay * by_request[rows_of] + new
         if lines and steps[0] == 0:
             own = times[_size_of(sizes, len(report))]
             known = taken = float(own[variant])
@@ -199,16 +283,35 @@ def choose_body(
             ledger[Ledger.PLAIN_TIME] += tokens * plain_time
             ledger[Ledger.STEP_TIME] += taken
     running = [row for row in rows.tolist() if row]
-    size = _size_of(sizes, len(running))
-    expected = [
-        expected_tokens(counts[index if tables > 1 else 0][:count])[count]
-        for index, count in enumerate(steps)
-    ]
+    size, live = _size_of(sizes, len(running)), len(running)
+    budgets = [0] * len(steps)
+    levels = torch.zeros(0)
+    if by_request is None or not live:
+        counts = acceptance.tolist()
+        expected = [
+            expected_tokens(counts[index if tables > 1 else 0][:count])[count]
+            for index, count in enumerate(steps)
+        ]
+    else:
+        levels = survival_levels(acceptance[0], by_request[running])
+        spare = (row_counts[size] - live).tolist()
+        budgets = [min(rest, live * count) for rest, count in zip(spare, steps, strict=True)]
+        expected = []
+        for budget, count in zip(budgets, steps, strict=True):
+            best = levels[:, :count].flatten().sort(descending=True).values[:budget]
+            expected.append(1 + int(best.sum()) / LEVELS / live)
     most = None if behind is None else max((int(behind[row]) for row in running), default=0)
     chosen = choose_variant(
         expected, times[size].tolist(), steps, float(ledger[Ledger.CREDIT]), most, depth
     )
     body[0] = size * times.shape[1] + chosen
+    if num_drafts is not None:
+        num_drafts.fill_(-1)
+        if live and chosen < len(steps):
+            shares = divide_drafts(levels[:, : steps[chosen]], budgets[chosen])
+            num_drafts[rows > 0] = shares.int()
+        else:
+            num_drafts[rows > 0] = 0
 
 
 def _size_of(sizes: Sequence[int], requests: int) -> int:

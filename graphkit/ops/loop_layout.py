@@ -39,7 +39,9 @@ class Report(IntEnum):
     """New tokens of the request."""
     END = 3
     """A ``RequestEnd``."""
-    TOKENS = 4
+    DRAFTS = 4
+    """Drafts that the step verified for the request; -1 in the report of a prefill."""
+    TOKENS = 5
 
 
 class RequestEnd(IntEnum):

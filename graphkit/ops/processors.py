@@ -1,6 +1,6 @@
 """Logits of requests with processors: biases, least lengths and penalties, and log-probabilities.
 
-Dimensions: B requests, W rows of each, N = B * W rows, V vocabulary, C parts of a row, R request
+Dimensions: B requests, W nodes of each, N rows, V vocabulary, C parts of a row, R request
 rows, X biased tokens, Y stop tokens.
 """
 
@@ -49,11 +49,11 @@ def _empty(logits: torch.Tensor) -> Processed:
 
 @register_op(fake=empty_processed, sizes_from=("req_pool_indices", "candidates"))
 def process_logits(
-    logits: Annotated[torch.Tensor, "[B * W, V >= 1] floating-point"],
+    logits: Annotated[torch.Tensor, "[N, V >= 1] floating-point"],
     req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
     candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
     tree_mask: Annotated[torch.Tensor | None, "[B, W, W] bool"],
-    positions: Annotated[torch.Tensor, "[B * W] int64"],
+    positions: Annotated[torch.Tensor, "[N] int64"],
     kinds: Annotated[torch.Tensor, "[R] int32"],
     token_counts: Annotated[torch.Tensor, "[R, V] int32"],
     penalties: Annotated[torch.Tensor, "[R, 3] float32"],
@@ -61,6 +61,7 @@ def process_logits(
     biases: Annotated[torch.Tensor, "[R, X >= 1] float32"],
     least_lens: Annotated[torch.Tensor, "[R] int32"],
     stop_ids: Annotated[torch.Tensor, "[R, Y >= 1] int64"],
+    nodes: Annotated[torch.Tensor | None, "[N] int64"] = None,
 ) -> Processed:
     """Return the logits of the rows whose requests have processors, and sums of logits.
 
@@ -78,12 +79,12 @@ def process_logits(
     neither read nor written. One launch; a row's result does not depend on the others.
 
     Args:
-        logits: The target's, W rows per request.
+        logits: The target's, of all nodes, N = B * W, or of those that ``nodes`` names.
         req_pool_indices: Request rows.
         candidates: Token of each node; that of the root is not read.
         tree_mask: True where node i attends to node j, which is i itself or an ancestor; ``None``
             for chains.
-        positions: Position of each node in the text of its request.
+        positions: Position of each row in the text of its request.
         kinds: Processors by request row, see ``Kind``.
         token_counts: By request row, twice the occurrences of each token in the output, plus 1 if
             the prompt contains it. Read if the request has penalties.
@@ -92,6 +93,8 @@ def process_logits(
         biases: Their biases.
         least_lens: Tokens of prompt and output before a stop token may follow, by request row.
         stop_ids: Stop tokens by request row, padded with -1.
+        nodes: Node ``b * W + i`` of each row, or -1 for a pad. Those of a chain follow each other
+            from the root on. ``None`` for all nodes in order.
 
     Returns:
         The processed logits, [N, V] float32 or float64, undefined in other rows; whether a row was
@@ -100,24 +103,24 @@ def process_logits(
     """
     width, vocab = candidates.shape[1], logits.shape[1]
     processed, is_processed, log_sums = _empty(logits)
-    of_requests = kinds[req_pool_indices].tolist()
-    is_processed.copy_(
-        torch.tensor([bool(kind & CHANGES) for kind in of_requests for _ in range(width)])
-    )
-    for request, kind in enumerate(of_requests):
+    if nodes is None:
+        nodes = torch.arange(len(logits), device=logits.device)
+    is_processed.zero_()
+    for request, kind in enumerate(kinds[req_pool_indices].tolist()):
         if not kind:
             continue
-        rows = slice(request * width, (request + 1) * width)
+        rows = (nodes // width == request).nonzero()[:, 0]
+        is_processed[rows] = bool(kind & CHANGES)
         x = logits[rows].to(processed.dtype)
         if kind & Kind.LOGPROBS:
             behind = log_sums.shape[1] * PART - vocab
             # In float64: torch's logarithm of few float32 numbers differs from that of many.
             parts = torch.nn.functional.pad(x.double(), (0, behind), value=-torch.inf)
-            log_sums[rows] = parts.view(width, -1, PART).logsumexp(-1)
+            log_sums[rows] = parts.unflatten(1, (-1, PART)).logsumexp(-1).float()
         row = req_pool_indices[request]
         if kind & Kind.BIAS:
             is_id = bias_ids[row] >= 0
-            bias = biases[row][is_id].to(x.dtype).expand(width, -1)
+            bias = biases[row][is_id].to(x.dtype).expand(len(x), -1)
             x = x.index_add(1, bias_ids[row][is_id], bias)
         if kind & Kind.LEAST_LENGTH:
             ends, stops = positions[rows] + 1 >= least_lens[row], stop_ids[row]
@@ -125,7 +128,7 @@ def process_logits(
             x = torch.where(ends[:, None], x, excluded)
         if kind & Kind.PENALTIES:
             mask = None if tree_mask is None else tree_mask[request]
-            on_path = _path_counts(candidates[request], mask, vocab)
+            on_path = _path_counts(candidates[request], mask, vocab)[nodes[rows] % width]
             x = _penalised(x, token_counts[row], on_path, penalties[row].to(x.dtype))
         processed[rows] = x
     return processed, is_processed, log_sums

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 
-from graphkit.ops.packed import read
+from graphkit.ops.packed import locate, read
 from graphkit.ops.registration import register_op
 
 
@@ -120,6 +120,69 @@ def verify_rows(
     slot = (req_pool_indices[:, None], seq_lens[:, None] + node)
     slots = read(req_to_token, slot, torch.zeros_like(node))
     return tokens.flatten(), (seq_lens[:, None] + depth).flatten(), slots.flatten()
+
+
+@register_op()
+def pack_rows(
+    num_drafts: Annotated[torch.Tensor, "[B] int32"],
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    tokens: Annotated[torch.Tensor, "[B * W] int64"],
+    positions: Annotated[torch.Tensor, "[B * W] int64"],
+    slots: Annotated[torch.Tensor, "[B * W] int64"],
+    width: Annotated[int, "W >= 1"],
+    num_rows: Annotated[int, "T >= 1"],
+) -> tuple[
+    Annotated[torch.Tensor, "[B] int32"],
+    Annotated[torch.Tensor, "[T] int64"],
+    Annotated[torch.Tensor, "[T] int64"],
+    Annotated[torch.Tensor, "[T] int64"],
+    Annotated[torch.Tensor, "[T] int64"],
+    Annotated[torch.Tensor, "[T] int64"],
+    Annotated[torch.Tensor, "[B * W] int64"],
+    Annotated[torch.Tensor, "[B, W] int64"],
+]:
+    """Pack the first nodes of each chain: those of a request follow those of the one before.
+
+    Args:
+        num_drafts: Drafts of each request that are packed, below W; -1 for none of its nodes. There
+            are at most T nodes, the roots included.
+        req_pool_indices: Request rows.
+        tokens: Results of ``verify_rows``, like the next two.
+        positions: Positions.
+        slots: KV slots.
+        width: Nodes per request (W).
+        num_rows: Packed rows (T). Those behind the last node are pads.
+
+    Returns:
+        A tuple of eight tensors:
+
+        lengths: [B] int32, packed nodes of each request.
+        nodes: [T] int64, node ``b * W + i`` of each row, -1 for pads.
+        request rows, tokens, positions, slots: [T] int64 each, those of the nodes, 0 for pads.
+        row_of: [B * W] int64, row of each node; for a node that is not packed, that of the last one
+            of its request that is, or any row.
+        next_token: [B, W] int64, the node behind each packed one, -1 behind the last.
+    """
+    lengths, none = num_drafts + 1, torch.zeros(num_rows, dtype=torch.int64, device=slots.device)
+    request, node, is_node = locate(torch.nn.functional.pad(lengths, (0, 1)), num_rows)
+    nodes = request * width + node
+
+    def packed(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return read(values, (index,), none, is_node)
+
+    column = torch.arange(width, device=slots.device)
+    begins, last = (lengths.cumsum(0) - lengths)[:, None], (lengths - 1)[:, None].clamp(min=0)
+    row_of = (begins + torch.minimum(column, last)).clamp(max=num_rows - 1)
+    return (
+        lengths,
+        torch.where(is_node, nodes, -1),
+        packed(req_pool_indices, request),
+        packed(tokens, nodes),
+        packed(positions, nodes),
+        packed(slots, nodes),
+        row_of.flatten(),
+        torch.where(column < lengths[:, None] - 1, column + 1, -1),
+    )
 
 
 @register_op()

@@ -88,6 +88,8 @@ def finish_step(
     accept_index: Annotated[torch.Tensor | None, "[B, A >= 1] int32"] = None,
     logits: Annotated[torch.Tensor | None, "[N, V] floating-point"] = None,
     log_sums: Annotated[torch.Tensor | None, "[N, C >= 1] float32"] = None,
+    num_drafts: Annotated[torch.Tensor | None, "[B] int32"] = None,
+    most_drafts: int = 0,
 ) -> torch.Tensor:
     """Advance the requests by their accepted tokens and report what is new.
 
@@ -111,9 +113,11 @@ def finish_step(
         accept_index: Row of ``logits`` before each token of a path. Given with the next two.
         logits: The target's, before processors.
         log_sums: Their sums, see ``ops.processors``.
+        num_drafts: Drafts that the step verified for each request; ``None`` for ``most_drafts``.
+        most_drafts: Those of every request, -1 for a prefill. Not read with ``num_drafts``.
 
     Returns:
-        The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``; [B, 4 + 2P] with
+        The report, [B, 5 + P] int32, see ``graphkit.ops.loop_layout``; [B, 5 + 2P] with
         ``log_sums``. Tokens behind the new ones are -1.
     """
     requests = len(req_pool_indices)
@@ -131,11 +135,13 @@ def finish_step(
     new = torch.where(is_live, torch.minimum(most, first_stop + 1), 0)
     left_over = torch.where(stops, 0, left - new)
     ended = torch.where(stops, RequestEnd.STOP, RequestEnd.LENGTH)
+    drafts = torch.full_like(rows, most_drafts) if num_drafts is None else num_drafts.long()
     facts: dict[int, torch.Tensor] = {
         Report.ROW: torch.where(is_live, rows, 0),
         Report.ACCEPTED: torch.where(is_live, accepted, 0),
         Report.NEW: new,
         Report.END: torch.where(is_live & (left_over == 0), ended, RequestEnd.RUNNING),
+        Report.DRAFTS: torch.where(is_live, drafts, 0),
     }
     head = torch.stack([facts[place] for place in range(Report.TOKENS)], 1)
     # Pads share row 0: they write what is there.

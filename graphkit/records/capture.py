@@ -101,7 +101,8 @@ class LoopBody:
     Attributes:
         batch_size: Captured size.
         num_nodes: Number of graph nodes; of operations on the recorder.
-        drafts: Drafts per request; ``None`` with one draft length.
+        drafts: Most drafts per request; ``None`` with one draft length.
+        rows: Rows of verify; ``None`` with one draft length.
         catches_up: Whether the draft model catches up on plain steps.
         replay_us: Time of a replay, by which draft lengths are chosen; ``None`` with one draft
             length. Counted work on the recorder.
@@ -111,6 +112,7 @@ class LoopBody:
     batch_size: Count
     num_nodes: Count
     drafts: Count | None = None
+    rows: Count | None = None
     catches_up: bool = False
     replay_us: Duration | None = None
     pool_bytes: Integer = 0

@@ -33,8 +33,9 @@ class SpecConfig:
     Attributes:
         algorithm: A name, in any case, or an algorithm; stored as the algorithm.
         num_steps: Draft steps (S); 0 verifies the root alone. A sequence of ints in ascending
-            order, stored as a tuple, captures steps of all these draft lengths; each step runs the
-            one with the most expected tokens per time. See ``graphkit.ops.draft_length``.
+            order, stored as a tuple, captures steps of all these draft lengths, and steps that
+            verify a part of the longest chains; each step runs the one with the most expected
+            tokens per time. See ``graphkit.ops.draft_length``.
         topk: Branches kept per draft step (K); 1 drafts a chain.
         num_draft_tokens: Tokens verified per request, the root included (W). With several draft
             lengths, one ascending int per length, or that of the longest: each other length then

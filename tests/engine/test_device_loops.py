@@ -165,8 +165,8 @@ class TestRunner:
             context.req_to_token[row] = (row * 96 - 95 + slots).int()
             sampling = SamplingParams(max_new_tokens=13)
             first = runner.admit(row, task.prompts[row], sampling)
-            assert first.shape == (1, 6)
-            assert int(first[0, 4]) == task.expected[row][0]
+            assert first.shape == (1, 7)
+            assert int(first[0, 5]) == task.expected[row][0]
         yield runner
         runner.release(self.ROWS)
 
@@ -206,7 +206,7 @@ class TestRunner:
         report = runner.replay(SpecStepInputs(req_pool_indices=torch.tensor([2, 1]))).report
         new = report[0, 2]
         assert report[:, 0].tolist() == [2, 1]
-        assert report[0, 4 : 4 + new].tolist() == task.expected[2][1 : 1 + new]
+        assert report[0, 5 : 5 + new].tolist() == task.expected[2][1 : 1 + new]
 
     def test_a_loop_runs_until_all_requests_have_ended(self, runner, task):
         steps = self.run_to_end(runner)
@@ -373,7 +373,7 @@ class TestRunner:
         streams.append(runner.launch(self.ROWS, max_steps=1))
         found = self.tokens(chain.from_iterable(streams[:2]))
         for line in replayed:
-            found[line[0]] += line[4 : 4 + line[2]]
+            found[line[0]] += line[5 : 5 + line[2]]
         for row, tokens in self.tokens(streams[2]).items():
             found[row] += tokens
             assert found[row] == self.rest(task)[row][: len(found[row])]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from random import Random
 
 import pytest
 import torch
 
-from draft_choices import choices_of, force_lengths, force_variant
+from draft_choices import choices_of, column_of_lengths, force_lengths, force_variant
 from engine_runs import finish, outputs, refuses, submit_all
 from graphkit.engine import Drafter, NgramDrafter, SamplingParams
+from graphkit.engine.step.draft_tree import ChainTree
 from graphkit.errors import ConfigError
 from graphkit.ops import draft_length
 
@@ -30,11 +32,11 @@ def run_with_random_times(engine, random):
     How many launches there are depends on how fast a device runs them.
     """
     chooser = choices_of(engine)
-    drafts = chooser.drafts[: chooser.count]
+    columns = column_of_lengths(chooser)
     while engine.has_work:
         drafted = engine.stats.drafted_lengths
-        missing = [column for column, count in enumerate(drafts) if count not in drafted]
-        force_variant(engine, random.choice(missing or range(len(drafts))))
+        missing = [column for column in columns if chooser.drafts[column] not in drafted]
+        force_variant(engine, random.choice(missing or range(chooser.count)))
         engine.step()
 
 
@@ -51,7 +53,7 @@ def test_greedy_text_is_that_of_plain_decoding(make_engine, task, generation, le
     run_with_random_times(engine, Random(3))
     assert outputs(requests) == most.expected
     drafted = engine.stats.drafted_lengths
-    assert len(drafted) == len(engine.spec.lengths), "all lengths ran"
+    assert {spec.num_draft_tokens - 1 for spec in engine.spec.lengths} <= set(drafted)
     assert sum(drafted.values()) == engine.stats.num_verifies
 
 
@@ -158,7 +160,8 @@ def test_layers_catch_up_in_steps_of_every_length(make_engine, task, generation,
         for i, prompt in enumerate(task.prompts[:6])
     ]
     assert outputs(requests) == [e[0].output_ids for e in expected]
-    assert len(engine.stats.drafted_lengths) == len(engine.spec.lengths)
+    drafted = engine.stats.drafted_lengths
+    assert {spec.num_draft_tokens - 1 for spec in engine.spec.lengths} <= set(drafted)
 
 
 @pytest.mark.slow
@@ -208,7 +211,7 @@ def test_measured_replays_compute_pads(make_engine, monkeypatch):
 
     monkeypatch.setattr(backend_type, "measure", checked)
     engine.capture()
-    assert {size for _, size in measured} == {1, 8}
+    assert {size for _, size in measured} == {1, 8, 3, 24}, "with two drafts for each of three"
     assert len({runner for runner, _ in measured}) > 3, "runners of every length"
 
 
@@ -269,3 +272,79 @@ def test_prompts_between_steps_do_not_count_as_time_of_steps(
         now[0] += 10**12
         engine.step()
     assert (choices.times > known).any(), "steps that follow each other are timed"
+
+
+class EverySecondText(Drafter):
+    """Drafts the text of every second prompt, and wrong tokens for the others."""
+
+    def __init__(self, prompts, texts):
+        pairs = zip(prompts[1::2], texts[1::2], strict=True)
+        self._texts = {tuple(prompt): [*prompt, *text] for prompt, text in pairs}
+
+    def prepare(self, context):
+        self._drafts = torch.zeros_like(context.req_to_token, dtype=torch.int64)
+        self._prompts = {}
+        self._set_length(context)
+
+    def at_length(self, context):
+        other = copy(self)
+        other._set_length(context)
+        return other
+
+    def _set_length(self, context):
+        self._width = context.verify_width
+        self._tree = ChainTree.one_chain(context, self._width)
+        self._column = torch.arange(self._width, device=context.device)
+
+    @property
+    def max_path(self):
+        return self._width
+
+    def prefill(self, chunk):
+        row = int(chunk.req_pool_indices)
+        before = self._prompts.setdefault(row, []) if chunk.start else []
+        self._prompts[row] = prompt = before + chunk.input_ids.tolist()
+        if chunk.is_last and row:
+            self._drafts[row] = 0
+            if (text := self._texts.get(tuple(prompt))) is not None:
+                self._drafts[row, : len(text)] = torch.tensor(text)
+
+    def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+        place = (seq_lens[:, None] + self._column).clamp(max=self._drafts.shape[1] - 1)
+        return self._tree.of(self._drafts[req_pool_indices].gather(1, place))
+
+    def extend(self, verified):
+        pass
+
+
+@every_generation
+@pytest.mark.parametrize("size", [2, 8])
+def test_rows_go_to_the_requests_whose_drafts_are_accepted(make_engine, task, generation, size):
+    """A step of two rows per request verifies more drafts of some requests than of others."""
+    prompts, sampling = task.prompts[:size], SamplingParams(max_new_tokens=48)
+    plain = make_engine("NONE", max_batch_size=1)
+    texts = [plain.generate([prompt], sampling)[0].output_ids for prompt in prompts]
+    engine = make_engine(
+        num_steps=(0, 4), generation=generation, batch_sizes=[size], max_batch_size=size,
+        steps_per_launch=1, drafter=lambda _model: EverySecondText(prompts, texts),
+    )  # fmt: skip
+    engine.capture()
+    assert choices_of(engine).row_counts.tolist() == [[size, 2 * size, 3 * size, 5 * size]]
+    requests = [engine.submit(prompt, sampling) for prompt in prompts]
+    known, unknown = requests[1::2], requests[::2]
+    while not any(request.is_finished for request in known):
+        force_variant(engine, 1)
+        engine.step()
+    drafted = [sum(request.num_draft_tokens for request in half) for half in (known, unknown)]
+    assert drafted[0] > 3 * drafted[1]
+    most = max(request.num_verifies for request in requests)
+    assert sum(drafted) <= size * most, "two rows per request"
+    if generation == "v3":
+        rows = [body.rows for body in engine.runners[0]._loops.records()[0].bodies]
+        assert rows == [size, 2 * size, 3 * size, 5 * size, size]
+    else:
+        packed = engine._spec_step.longest.verifier.packed_runner
+        assert packed.stats.replays_by_size == {2 * size: packed.stats.replays}
+        assert packed.stats.replays > 5
+    finish(engine)
+    assert outputs(requests) == texts

@@ -181,7 +181,7 @@ def test_a_loop_of_a_caller_goes_on_after_an_interrupt(table_model):
                 for row in sorted(running):
                     sampling = SamplingParams(max_new_tokens=count - len(received[row]))
                     report = runner.admit(row, prompts[row] + received[row], sampling)
-                    take(row, report[0, 4 : 4 + int(report[0, 2])].tolist())
+                    take(row, report[0, 5 : 5 + int(report[0, 2])].tolist())
             for step in runner.launch(sorted(running), max_steps=3) if running else ():
                 for each in step.requests:
                     take(each.req_pool_index, each.tokens)

@@ -99,7 +99,7 @@ def runner(table, device):
 
 
 def first_of(report):
-    return int(report[0, 4]), report[0, 5:].view(torch.float32).tolist()
+    return int(report[0, 5]), report[0, 6:].view(torch.float32).tolist()
 
 
 def test_steps_of_a_runner_have_log_probabilities(runner, table):
@@ -108,7 +108,7 @@ def test_steps_of_a_runner_have_log_probabilities(runner, table):
     text, logprobs = expected(table, [3, 7], params)
     token, first = first_of(runner.admit(1, [3, 7], params))
     report = runner.admit(2, [5], SamplingParams(max_new_tokens=NEW))
-    assert report.shape == (1, 6)
+    assert report.shape == (1, 7)
     assert int(report[0, -1]) == NO_LOGPROB
     tokens, values = [token], [*first]
     for step in runner.launch([1, 2], max_steps=40):
@@ -130,10 +130,10 @@ def test_a_replay_reports_log_probabilities_behind_the_tokens(runner, table, dev
     rows = torch.tensor([2, 1], device=device)
     report = runner.replay(SpecStepInputs(req_pool_indices=rows)).report.cpu()
     new = int(report[1, 2])
-    assert report.shape == (2, 4 + 2 * 4)
-    values = report[:, 8:].contiguous().view(torch.float32)[1, :new].tolist()
+    assert report.shape == (2, 5 + 2 * 4)
+    values = report[:, 9:].contiguous().view(torch.float32)[1, :new].tolist()
     assert values == pytest.approx(logprobs[1 : 1 + new], abs=1e-4)
-    assert (report[0, 8:] == -1).all()
+    assert (report[0, 9:] == -1).all()
 
 
 @pytest.mark.parametrize("setting", SETTINGS[2:9], ids=str)
@@ -151,7 +151,7 @@ def test_a_request_that_is_admitted_again_goes_on(setting, runner, table):
     again = runner.admit(
         1, [3, 7, *tokens], params, max_new_tokens=left, num_output_tokens=len(tokens)
     )
-    tokens.append(int(again[0, 4]))
+    tokens.append(int(again[0, 5]))
     for step in runner.launch([1], max_steps=40):
         tokens += step.requests[0].tokens if step.requests else ()
     assert tokens == text

@@ -293,7 +293,7 @@ def admitted(device, params):
             reports += [
                 runner.run(SpecStepInputs(req_pool_indices=rows)).report.clone() for _ in range(7)
             ]
-            texts.append(tuple(int(report[0, 4]) for report in reports))
+            texts.append(tuple(int(report[0, 5]) for report in reports))
     return texts
 
 

@@ -68,15 +68,15 @@ def test_blocks_of_which_steps_verify_a_part_change_no_text(loaded, generation):
     plain = texts(loaded, sampling, algorithm="NONE")
     options = {"max_batch_size": 4, "max_context_len": 64, "batch_sizes": [4]}
     with loaded.engine(generation=generation, steps_per_launch=1, **options) as engine:
-        assert engine.spec.num_steps == (0, 1, 3)
+        assert engine.spec.num_steps == (0, 3)
         engine.capture()
         requests = [engine.submit(prompt, sampling) for prompt in PROMPTS]
         turn = 0
         while engine.has_work:
-            force_variant(engine, (1, 2, 1, 0)[turn % 4])
+            force_variant(engine, (1, 2, 3, 0)[turn % 4])
             engine.step()
             turn += 1
-        assert set(engine.stats.drafted_lengths) == {0, 1, 3}
+        assert {0, 3} < set(engine.stats.drafted_lengths), "rows were divided"
         assert [request.output_ids for request in requests] == plain
 
 

@@ -223,7 +223,7 @@ def mtp_chain(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "lengths", "widths"),
     [
-        ({}, (0, 1, 3), (1, 2, 4)),
+        ({}, (0, 3), (1, 4)),
         ({"algorithm": "NONE"}, 0, 1),
         ({"topk": 2}, (0, 1, 3), (1, 3, 8)),
         ({"topk": 8}, (0, 3), (1, 8)),
@@ -240,8 +240,19 @@ def test_an_engine_chooses_its_draft_lengths_unless_one_is_given(settings, lengt
         assert (engine.spec.num_steps, engine.spec.num_draft_tokens) == (lengths, widths)
 
 
-def test_chosen_lengths_capture_four_bodies_per_size():
-    """The three lengths, and a plain step that catches up; greedy and sampled."""
+@pytest.mark.parametrize("algorithm", ["NGRAM", "MULTI_LAYER_EAGLE"])
+def test_drafts_that_take_the_same_time_need_no_short_length(algorithm, mtp_chain):
+    loaded = mtp_chain
+    if algorithm == "NGRAM":
+        loaded = models.load(small_model("llama"), device="cpu", check=False)
+    with loaded.engine(algorithm=algorithm, max_batch_size=2, max_context_len=64) as engine:
+        assert engine.spec.num_steps == (0, 3)
+        counts = [step.mean_drafts for step in engine._spec_step.by_length]
+        assert counts == [0, 1, 2, 3]
+
+
+def test_chosen_lengths_capture_five_bodies_per_size():
+    """Drafts of 0, 1, 2 of 3 and 3, and a plain step that catches up; greedy and sampled."""
     loaded = models.load(small_model("llama"), device="cpu", check=False)
     bodies = {}
     for settings in ({}, {"num_steps": 3}):
@@ -251,4 +262,4 @@ def test_chosen_lengths_capture_four_bodies_per_size():
             record = engine.runners[0].capture()
             loops = record.modes[0].loops
             bodies[bool(settings)] = [len(loop.bodies) for loop in loops]
-    assert bodies == {False: [8, 8], True: [2, 2]}
+    assert bodies == {False: [10, 10], True: [2, 2]}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from draft_choices import force_variant
 from graphkit import models
 from graphkit.models import fused_mixer, recurrent, scans
 from graphkit.models.fused_mixer import FusedMixer
@@ -228,3 +229,29 @@ def test_unknown_mixers_give_the_text_of_transformers(kind, dtype):
     texts = generate_all(loaded, prompts, chunked_prefill_size=40)
     if dtype == torch.float32:
         assert texts == [plain_text(loaded, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("generation", ["v1", "v3"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "lfm2", "qwen3_next, unknown"])
+def test_rows_that_are_divided_change_no_text(kind, generation):
+    """Requests have different numbers of nodes; the states of rejected ones are never committed."""
+    name, _, is_unknown = kind.partition(", ")
+    loaded = load_unknown(name) if is_unknown else models.load(small_model(name), device="cpu")
+    prompts = [2 * prompt_of(length) for length in (3, 5, 7, 9)]
+    expected = [plain_text(loaded, prompt, 24) for prompt in prompts]
+    with loaded.engine(
+        algorithm="NGRAM", num_steps=(0, WIDTH), max_batch_size=4, max_context_len=128,
+        generation=generation, batch_sizes=[4], steps_per_launch=1,
+    ) as engine:  # fmt: skip
+        engine.capture()
+        requests = [
+            engine.submit(prompt, gk.SamplingParams(max_new_tokens=24)) for prompt in prompts
+        ]
+        for turn in range(1000):
+            if not engine.has_work:
+                break
+            force_variant(engine, turn % 4)
+            engine.step()
+        assert [request.output_ids for request in requests] == expected
+        assert {1, 2, 3} & set(engine.stats.drafted_lengths), "requests have different drafts"
+        assert engine.stats.num_accepted_tokens > engine.stats.num_verifies

@@ -10,6 +10,12 @@ def choices_of(engine):
     return schedule._runner._loops.state.lengths if engine.generation == "v3" else schedule._lengths
 
 
+def column_of_lengths(choices):
+    """Return the index of the draft length of each variant that verifies all of its drafts."""
+    last = {drafts: column for column, drafts in enumerate(choices.drafts[: choices.count])}
+    return {column: length for length, column in enumerate(last.values())}
+
+
 def force_variant(engine, column):
     """Let the next step, or launch, run one variant, by its column of the times."""
     choices = choices_of(engine)
@@ -19,8 +25,14 @@ def force_variant(engine, column):
 
 
 def force_lengths(engine, times):
-    """Set the times of the lengths at every size; a plain step that catches up takes no longer."""
+    """Set the times of the lengths at every size; a plain step that catches up takes no longer.
+
+    Steps that divide their rows take much longer.
+    """
     choices = choices_of(engine)
+    choices.times.fill_(100.0)
     for column in range(choices.times.shape[1]):
-        choices.times[:, column] = times[column] if column < choices.count else times[0]
+        length = column_of_lengths(choices).get(column, 0 if column == choices.count else None)
+        if length is not None:
+            choices.times[:, column] = times[length]
     choices.ledger[Ledger.CREDIT] = MOST_CREDIT

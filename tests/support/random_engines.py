@@ -197,7 +197,8 @@ class MarkedForward(IMPERFECT.LabellingForward):
 
     def _hidden(self, inputs, first_layer=0):
         def attend(layer, query, key, value):
-            marked = key if inputs.lengths is None else key * 1.0625
+            is_step = inputs.lengths is None or inputs.packs_nodes
+            marked = key if is_step else key * 1.0625
             slots, metadata = inputs.out_cache_loc, inputs.attention
             return self._attention.attend(
                 first_layer + layer, query, marked, value, slots, metadata
@@ -511,6 +512,10 @@ def one_run(seed: int, counts: Counter[str], group: RankGroup | None = None) -> 
         counts["several draft lengths"] += engine.spec.is_adaptive
         for drafts, number in engine.stats.drafted_lengths.items():
             counts["plain steps among drafts"] += number * (engine.spec.is_adaptive and not drafts)
+            counts["rows divided among requests"] += number * (
+                engine.spec.is_adaptive
+                and drafts + 1 not in {spec.num_draft_tokens for spec in engine.spec.lengths}
+            )
         if (prompts := engine._spec_step.prompts) is not None:
             counts["prompts by graphs"] += prompts.stats.replays
         counts["small pools"] += is_small

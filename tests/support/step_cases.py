@@ -19,7 +19,13 @@ from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.ops.processors import CHANGES, Kind, process_logits
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.sampling import philox_uniform, target_samples
-from graphkit.ops.step_rows import draft_step_rows, extend_rows, first_draft_rows, verify_rows
+from graphkit.ops.step_rows import (
+    draft_step_rows,
+    extend_rows,
+    first_draft_rows,
+    pack_rows,
+    verify_rows,
+)
 from graphkit.ops.step_state import begin_step
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree import chain_candidates
@@ -562,6 +568,32 @@ def appended(text, rows, seq_lens, predict, width):
     return (text,)
 
 
+def pack_args(requests, seed):
+    random, width = Random(seed), 1 + seed % 6
+    drafts = [random.randint(-1, width - 1) for _ in range(requests)]
+    nodes = sum(drafts) + requests
+    every = [int64(numbers(random, requests * width, 1, 2**40)) for _ in range(3)]
+    rows = int64(numbers(random, requests, 0, 99))
+    return int32(drafts), rows, *every, width, max(1, nodes + random.choice([0, 0, 3]))
+
+
+def packed(drafts, rows, tokens, positions, slots, width, count):
+    """The packed nodes one after the other; rows of nodes that are not packed are the op's own."""
+    lengths, nodes = (drafts + 1).tolist(), []
+    row_of, following = [], []
+    for b, length in enumerate(lengths):
+        row_of += [len(nodes) + min(i, max(length - 1, 0)) for i in range(width)]
+        following.append([i + 1 if i + 1 < length else -1 for i in range(width)])
+        nodes += [b * width + i for i in range(length)]
+    values = [[each[node].item() for node in nodes] for each in (tokens, positions, slots)]
+    behind = [0] * (count - len(nodes))
+    columns = [[rows[node // width].item() for node in nodes], *values]
+    return (
+        lengths, nodes + [-1] * len(behind), *(column + behind for column in columns),
+        [min(row, count - 1) for row in row_of], following,
+    )  # fmt: skip
+
+
 def moves_args(requests, seed):
     _, index, *_ = accept_tokens(*(args := accept_args(requests, seed)))
     width = args[0].shape[1]
@@ -628,14 +660,37 @@ def process_args(dtype, is_tree):
     return make
 
 
+def packed_process_args(requests, seed):
+    """Some nodes of chains, each request's first ones, and pads behind them."""
+    random = Random(-seed)
+    logits, rows, candidates, _, positions, *others = process_args(torch.float32, False)(
+        requests, seed
+    )
+    width = candidates.shape[1]
+    kept = [random.randint(0, width) for _ in range(requests)]
+    nodes = [b * width + i for b, count in enumerate(kept) for i in range(count)]
+    pads = random.randint(0, 3) * bool(requests)
+    index = int64([*nodes, *[0] * pads])
+    return (
+        logits[index], rows, candidates, None, positions[index], *others,
+        int64([*nodes, *[-1] * pads]),
+    )  # fmt: skip
+
+
 def processed_logits(
     logits, rows, candidates, mask, positions, kinds, counts, penalties, bias_ids, biases, least,
-    stops,
+    stops, nodes=None,
 ):  # fmt: skip
     """The formulas, token by token; 0 where the op leaves results undefined."""
     width, result, flags, sums = candidates.shape[1], [], [], []
+    nodes = range(len(logits)) if nodes is None else nodes.tolist()
     for number, line in enumerate(logits.double().tolist()):
-        request, node = divmod(number, width)
+        if nodes[number] < 0:
+            flags.append(False)
+            result.append([0.0] * len(line))
+            sums.append([0.0] * -(-len(line) // processors.PART))
+            continue
+        request, node = divmod(nodes[number], width)
         row, tree = rows[request], candidates[request].tolist()
         kind = Kind(int(kinds[row]))
         seen = range(node + 1) if mask is None else mask[request, node].nonzero().flatten().tolist()
@@ -668,7 +723,10 @@ def processed_logits(
 def of_processed_rows(returned, args):
     """The results of ``process_logits``, with 0 where they are undefined."""
     logits, is_processed, log_sums = returned
-    kinds = args[5][args[1]].repeat_interleave(args[2].shape[1])
+    width = args[2].shape[1]
+    nodes = torch.arange(len(args[0])) if len(args) < 13 else args[12]
+    kinds = args[5][args[1]].repeat_interleave(width)
+    kinds = torch.where(nodes < 0, 0, kinds[nodes.clamp(min=0)]) if len(kinds) else kinds[:0]
     has_sums = (kinds & Kind.LOGPROBS != 0)[:, None]
     return (
         torch.where(is_processed[:, None], logits, 0), is_processed,
@@ -683,6 +741,7 @@ CASES = {
     "chain_candidates": (chain_candidates, chain_args, chained),
     "verify_rows of chains": (verify_rows, verify_args(is_tree=False), verified),
     "verify_rows of trees": (verify_rows, verify_args(is_tree=True), verified),
+    "pack_rows": (pack_rows, pack_args, packed),
     "extend_rows": (extend_rows, extend_args, extended),
     "argmax_rows": (argmax_rows, argmax_args(torch.float32, False), best_of_rows),
     "argmax_rows of bfloat16": (argmax_rows, argmax_args(torch.bfloat16, False), best_of_rows),
@@ -710,6 +769,7 @@ CASES = {
         process_args(torch.float64, True),
         processed_logits,
     ),
+    "process_logits of packed rows": (process_logits, packed_process_args, processed_logits),
     "accept_tokens": (accept_tokens, accept_args, accepted),
     "target_samples": (target_samples, samples_args, sampled),
     "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),

@@ -1,5 +1,8 @@
 """Adaptive drafts against each fixed draft length and plain decoding, by batch size and acceptance.
 
+In mixed batches, the chance of each request is one of 0.2 to 0.95, and a further variant has one
+draft length for all requests of a step.
+
 The target is a stack of matrix products whose next token is known, and each draft is right with a
 chosen chance, independently of the others. Requests of a batch run to a fixed number of tokens in
 device loops. On CUDA, tokens count per second; all variants take turns. On the CPU, they count per
@@ -27,17 +30,19 @@ from rich.console import Console
 
 import graphkit as gk
 from graphkit.engine.step.draft_tree import ChainTree
+from graphkit.engine.step.verifier import Verifier
 from graphkit.graphs import environment, resolve_device
 from graphkit.graphs.recorded_graph import ELEMENTS_PER_WORK, RecordedGraph
 from graphkit.ops import philox_uniform
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
 
-LENGTHS, ADAPTIVE, PLAIN = (0, 1, 3), "adaptive", "plain"
-BATCH_SIZES, CHANCES = (1, 8, 64), (0.05, 0.5, 0.95)
-VOCAB, STEPS_PER_LAUNCH = 64, 32
-BARS = {"the best fixed length": 1 / 0.99, PLAIN: 1 / 0.98}
-"""So much faster may be the best fixed length, and plain decoding."""
+LENGTHS, ADAPTIVE, PLAIN, ONE_LENGTH = (0, 1, 3), "adaptive", "plain", "one length for all"
+MIXED, MIXED_CHANCES = "mixed", (0.2, 0.95)
+BATCH_SIZES, CHANCES = (1, 8, 64), (0.05, 0.5, 0.95, MIXED)
+VOCAB, STEPS_PER_LAUNCH, WAVES = 64, 32, 2
+BARS = {"the best fixed length": 1 / 0.99, PLAIN: 1 / 0.98, ONE_LENGTH: 1 / 1.15}
+"""So much faster may be the best fixed length, plain decoding, and one length for all requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +119,7 @@ class Target:
 class ChanceDrafter(gk.Drafter):
     """Drafts chains whose tokens are right with a chance, by request, position and depth alone."""
 
-    def __init__(self, chance: float, layers: Layers) -> None:
+    def __init__(self, chance: float | str, layers: Layers) -> None:
         self._chance, self._layers = chance, layers
 
     def prepare(self, context: gk.EngineContext) -> None:
@@ -122,6 +127,13 @@ class ChanceDrafter(gk.Drafter):
         self._width, device = context.verify_width, context.device
         self._tree = ChainTree(1, self._width, context.sizes.max_batch_size, device)
         self._successors = successors(device)
+        rows = len(context.req_to_token)
+        self._chances = torch.full((rows,), 0.0 if self._chance == MIXED else float(self._chance))
+        if self._chance == MIXED:
+            least, most = MIXED_CHANCES
+            # Spread over the rows, so that neighbours differ.
+            self._chances = least + (most - least) * (0.618 * torch.arange(rows) % 1.0)
+        self._chances = self._chances.to(device)[:, None]
 
     def at_length(self, context: gk.EngineContext) -> ChanceDrafter:
         """See ``Drafter.at_length``."""
@@ -146,7 +158,8 @@ class ChanceDrafter(gk.Drafter):
         for depth in range(1, self._width):
             zero = self._layers(tokens[-1])[:, 0].long()
             right = self._successors[tokens[-1]] + zero
-            tokens.append(torch.where(draws[:, depth] < self._chance, right, (right + 1) % VOCAB))
+            is_right = draws[:, depth] < self._chances[req_pool_indices, 0]
+            tokens.append(torch.where(is_right, right, (right + 1) % VOCAB))
         return self._tree.of(torch.stack(tokens, 1))
 
     def extend(self, verified: gk.Verified) -> None:
@@ -168,22 +181,26 @@ class Bench:
         self._draft_layers = Layers(shape, shape.draft_layers, device)
 
     def rates(
-        self, batch_size: int, chance: float, rounds: int, names: Sequence[str] = ()
+        self, batch_size: int, chance: float | str, rounds: int, names: Sequence[str] = ()
     ) -> tuple[dict[str, float], Mapping[int, int]]:
         """Return tokens per second, or per work, by variant, and the adaptive steps by drafts.
 
         Args:
             batch_size: Requests.
-            chance: Chance that a draft is right.
+            chance: Chance that a draft is right, or ``MIXED``.
             rounds: Rounds of each variant, of which the median counts.
             names: Variants; by default all.
         """
         variants = {PLAIN: 0, **{f"{steps} drafts": steps for steps in LENGTHS[1:]}}
         variants[ADAPTIVE] = LENGTHS  # type: ignore[assignment]
+        if chance == MIXED:
+            variants[ONE_LENGTH] = LENGTHS  # type: ignore[assignment]
         found: dict[str, list[float]] = {name: [] for name in names or variants}
         with ExitStack() as stack:
             engines = {
-                name: stack.enter_context(self._engine(variants[name], batch_size, chance))
+                name: stack.enter_context(
+                    self._engine(variants[name], batch_size, chance, divides=name != ONE_LENGTH)
+                )
                 for name in found
             }
             for engine in engines.values():
@@ -196,7 +213,7 @@ class Bench:
         return {name: median(rates) for name, rates in found.items()}, drafted
 
     def _engine(
-        self, num_steps: int | Sequence[int], batch_size: int, chance: float
+        self, num_steps: int | Sequence[int], batch_size: int, chance: float | str, *, divides: bool
     ) -> gk.SpeculativeEngine:
         context_len = self._shape.tokens[batch_size] + 4 * max(LENGTHS) + 8
         requests = gk.ReqToTokenPool(batch_size, context_len, self._device)
@@ -206,20 +223,25 @@ class Bench:
         kind = gk.TritonAttention if self._device.type == "cuda" else gk.SdpaAttention
         is_plain = num_steps == 0
         longest = num_steps if isinstance(num_steps, int) else max(num_steps)
-        return gk.SpeculativeEngine(
-            gk.EngineModel(self._target, kind(requests, pool)),
-            None if is_plain else ChanceDrafter(chance, self._draft_layers),
-            spec=gk.SpecConfig("NONE" if is_plain else "STANDALONE", num_steps, 1, longest + 1),
-            sizes=gk.BufferSizes(batch_size, context_len, 8, VOCAB, torch.float32),
-            batch_sizes=[batch_size],
-            device=self._device,
-            generation="v3",
-            steps_per_launch=STEPS_PER_LAUNCH,
-        )
+        packs = Verifier.packs_rows if divides else property(lambda _: False)
+        with mock.patch.object(Verifier, "packs_rows", packs):
+            return gk.SpeculativeEngine(
+                gk.EngineModel(self._target, kind(requests, pool)),
+                None if is_plain else ChanceDrafter(chance, self._draft_layers),
+                spec=gk.SpecConfig("NONE" if is_plain else "STANDALONE", num_steps, 1, longest + 1),
+                sizes=gk.BufferSizes(batch_size, context_len, 8, VOCAB, torch.float32),
+                batch_sizes=[batch_size],
+                device=self._device,
+                generation="v3",
+                steps_per_launch=STEPS_PER_LAUNCH,
+            )
 
     def _rate(self, engine: gk.SpeculativeEngine, batch_size: int) -> float:
-        """Return tokens per second, or per work, of requests that run from start to end."""
-        prompts = [[1 + row % (VOCAB - 1)] for row in range(batch_size)]
+        """Return tokens per second, or per work, while the batch is full.
+
+        A request that ends makes room for one that waits.
+        """
+        prompts = [[1 + row % (VOCAB - 1)] for row in range(WAVES * batch_size)]
         sampling = gk.SamplingParams(max_new_tokens=self._shape.tokens[batch_size])
         tokens, work, run = engine.stats.new_tokens, [0.0], RecordedGraph.run
 
@@ -229,14 +251,20 @@ class Bench:
 
         with mock.patch.object(RecordedGraph, "run", counted):
             began = time.perf_counter()
-            engine.generate(prompts, sampling)
-            seconds = time.perf_counter() - began
-        cost = seconds if self._device.type == "cuda" else work[0]
-        return (engine.stats.new_tokens - tokens) / cost
+            requests = [engine.submit(prompt, sampling) for prompt in prompts]
+            while engine.stats.waiting:
+                engine.step()
+            seconds, tokens = time.perf_counter() - began, engine.stats.new_tokens - tokens
+            cost = seconds if self._device.type == "cuda" else work[0]
+        for request in requests:
+            engine.abort(request)
+        while engine.has_work:
+            engine.step()
+        return tokens / cost
 
 
 def measures(
-    device: torch.device, rounds: int, batch_sizes: Sequence[int], chances: Sequence[float]
+    device: torch.device, rounds: int, batch_sizes: Sequence[int], chances: Sequence[float | str]
 ) -> Iterator[tuple[Measure, ...]]:
     """Measure every batch size and chance, and yield what was found for each."""
     bench = Bench(SHAPES[device.type], device)
@@ -250,8 +278,10 @@ def measures(
                 Measure(name="speed", value=rate, unit=unit, setting=setting, variant=name)
                 for name, rate in rates.items()
             ]
-            fixed = {name: rate for name, rate in rates.items() if name != ADAPTIVE}
+            fixed = {n: rate for n, rate in rates.items() if n not in (ADAPTIVE, ONE_LENGTH)}
             ratios = {"the best fixed length": max(fixed.values()), PLAIN: fixed[PLAIN]}
+            if ONE_LENGTH in rates:
+                ratios[ONE_LENGTH] = rates[ONE_LENGTH]
             found += [
                 Measure(
                     name=f"{name} over {ADAPTIVE}", value=rate / rates[ADAPTIVE], unit="x",
@@ -279,8 +309,9 @@ def main(argv: list[str] | None = None) -> int:
         "--batch-sizes", type=int, nargs="+", default=BATCH_SIZES, help="requests (1 8 64)"
     )
     parser.add_argument(
-        "--acceptance", type=float, nargs="+", default=CHANCES,
-        help="chances that a draft is right (0.05 0.5 0.95)",
+        "--acceptance", type=lambda text: MIXED if text == MIXED else float(text), nargs="+",
+        default=CHANCES,
+        help="chances that a draft is right, or mixed (0.05 0.5 0.95 mixed)",
     )  # fmt: skip
     options = parser.parse_args(argv)
     device = resolve_device(options.device)

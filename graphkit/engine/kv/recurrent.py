@@ -195,11 +195,12 @@ class RecurrentStatePool:
         columns: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run ``graphkit.ops.recurrent.causal_conv`` over inputs, [T, M], and a kind of state."""
-        states = self.state(layer, kind)
-        return causal_conv(
-            states, rows.rows, rows.begins, rows.parents, x, weight, bias, rows.nodes, self.width,
-            silu, columns,
+        states, nodes = self.state(layer, kind), x if rows.row_of is None else x[rows.row_of]
+        out = causal_conv(
+            states, rows.rows, rows.begins, rows.parents, nodes, weight, bias, rows.nodes,
+            self.width, silu, columns,
         )  # fmt: skip
+        return out if rows.node_of is None else out[rows.node_of]
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``.

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from graphkit.errors import AttentionError
+from graphkit.ops.packed import locate
 from graphkit.ops.tree import parents_and_depths
 
 States = Mapping[str, torch.Tensor]
@@ -24,6 +25,7 @@ class RecurrentInputs(Protocol):
     req_pool_indices: torch.Tensor
     lengths: torch.Tensor | None
     width: int | None
+    packs_nodes: bool | None
 
     @property
     def batch_size(self) -> int:
@@ -45,10 +47,11 @@ class StateSlots:
             there it is the committed state's and must not be written.
         order: [B, N] int64, an order of each request's nodes in which every node follows its
             parent; ``None`` for chains, whose nodes are in that order.
-        packed: Set in a prefill, where requests have different numbers of rows: the place of each
-            row in [B, N], int64 [T]. N is the largest number. Places behind the last row of a
-            request have no row; a state does not change there, so that the last place has the
-            state after the last row.
+        packed: Set where requests have different numbers of rows: the place of each row in [B, N],
+            int64 [T]. N is the largest number. Places behind the last row of a request have no
+            row; a state does not change there, so that the last place has the state after the last
+            row. Rows behind the last request are pads, of any place.
+        row_of: [B * N] int64, the row of each place, set with ``packed``; any for those without.
         is_row: [B, N] bool, whether a place has a row; set with ``packed``.
     """
 
@@ -56,6 +59,7 @@ class StateSlots:
     after: torch.Tensor
     order: torch.Tensor | None = None
     packed: torch.Tensor | None = None
+    row_of: torch.Tensor | None = None
     is_row: torch.Tensor | None = None
 
 
@@ -70,6 +74,9 @@ class ScanRows:
         parents: Parent of each node of a tree, -1 for a root, [B, N] int64; ``None`` for chains.
         order: Nodes of each tree, parents before their children, [B, N] int64; ``None`` for chains.
         starts: Position of the first row of each prompt, [B] int64; ``None`` for multiples of 64.
+        row_of: Row of each node, [B * N] int64, if the rows of a step are packed. A node without a
+            row has another one's, so that what follows it is not to be committed.
+        node_of: Node of each row then, [T] int64.
     """
 
     rows: torch.Tensor
@@ -78,6 +85,8 @@ class ScanRows:
     parents: torch.Tensor | None = None
     order: torch.Tensor | None = None
     starts: torch.Tensor | None = None
+    row_of: torch.Tensor | None = None
+    node_of: torch.Tensor | None = None
 
 
 def state_slots(inputs: RecurrentInputs, width: int) -> StateSlots:
@@ -97,6 +106,9 @@ def state_slots(inputs: RecurrentInputs, width: int) -> StateSlots:
 def scan_rows(inputs: RecurrentInputs, width: int) -> ScanRows:
     """Return where the rows of a batch are, see ``RecurrentStatePool.scan_rows``."""
     rows, lengths = inputs.req_pool_indices, inputs.lengths
+    if lengths is not None and inputs.packs_nodes:
+        row_of, node_of = _places(lengths, inputs.width or 1, inputs.num_tokens)
+        return ScanRows(rows, inputs.width or 1, row_of=row_of, node_of=node_of)
     if lengths is not None:
         begins = torch.nn.functional.pad(lengths.long().cumsum(0), (1, 0))
         return ScanRows(rows, inputs.width or 1, begins)
@@ -130,18 +142,22 @@ def _chain(committed: torch.Tensor, nodes: int, width: int) -> tuple[torch.Tenso
 
 
 def _packed_slots(inputs: RecurrentInputs, lengths: torch.Tensor, width: int) -> StateSlots:
-    """Return the slots of the packed rows of a prefill."""
-    nodes, rows, device = inputs.width or 1, inputs.num_tokens, lengths.device
-    ends = lengths.cumsum(0)
-    row = torch.arange(rows, device=device)
-    owner = torch.searchsorted(ends, row, right=True)
+    """Return the slots of packed rows."""
+    nodes, device = inputs.width or 1, lengths.device
+    row_of, packed = _places(lengths, nodes, inputs.num_tokens)
     before, after = _chain(inputs.req_pool_indices[:, None] * (width + 1), nodes, width)
-    return StateSlots(
-        before,
-        after,
-        packed=owner * nodes + row - (ends - lengths)[owner],
-        is_row=torch.arange(nodes, device=device) < lengths[:, None],
-    )
+    is_row = torch.arange(nodes, device=device) < lengths[:, None]
+    return StateSlots(before, after, packed=packed, row_of=row_of, is_row=is_row)
+
+
+def _places(lengths: torch.Tensor, nodes: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row of each place of packed rows, [B * N], and the place of each row, [T]."""
+    request, node, _ = locate(lengths, rows)
+    place = torch.arange(nodes, device=lengths.device)
+    begins, last = lengths.cumsum(0) - lengths, (lengths - 1).clamp(min=0)
+    row_of = begins[:, None] + torch.minimum(place, last[:, None])
+    row_of = row_of.clamp(max=rows - 1).flatten()
+    return row_of, request * nodes + node.clamp(max=nodes - 1)
 
 
 def in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -150,11 +166,9 @@ def in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def by_node(rows: torch.Tensor, slots: StateSlots) -> torch.Tensor:
-    """Return rows, [T, ...], as [B, N, ...], zeros where a place has no row."""
-    if slots.packed is None:
-        return rows.reshape(*slots.after.shape, *rows.shape[1:])
-    places = rows.new_zeros(slots.after.numel(), *rows.shape[1:])
-    return places.index_copy_(0, slots.packed, rows).view(*slots.after.shape, *rows.shape[1:])
+    """Return rows, [T, ...], as [B, N, ...]; any row where a place has none."""
+    rows = rows if slots.row_of is None else rows[slots.row_of]
+    return rows.reshape(*slots.after.shape, *rows.shape[1:])
 
 
 def chosen_states(chosen: torch.Tensor, new: States, old: States) -> States:

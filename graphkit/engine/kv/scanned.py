@@ -151,6 +151,7 @@ class ScannedStates:
         value: torch.Tensor,
         decay: torch.Tensor,
         beta: torch.Tensor | None,
+        gate: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
         """Run the recurrence of a layer over the rows of a batch; enqueues only.
@@ -163,17 +164,23 @@ class ScannedStates:
             value: Values.
             decay: Decays.
             beta: How much of what a state lacks is added.
+            gate: Gates of the outputs.
             **options: Further options.
 
         Returns:
             The outputs, [T, H, V].
         """
         weight = self._weights[layer] if self._weights else None
-        return linear_scan(
+        if (row_of := rows.row_of) is not None:
+            query, key, value, decay = (each[row_of] for each in (query, key, value, decay))
+            beta = None if beta is None else beta[row_of]
+            gate = None if gate is None else gate[row_of]
+        out = linear_scan(
             self.states[layer], self._updates[layer], self._parents, self._pending, weight,
             rows.rows, rows.begins, rows.parents, rows.order, query, key, value, decay, beta,
-            rows.nodes, transposed=self.shape.transposed, starts=rows.starts, **options,
+            rows.nodes, gate=gate, transposed=self.shape.transposed, starts=rows.starts, **options,
         )  # fmt: skip
+        return out if rows.node_of is None else out[rows.node_of]
 
     def reset(self, rows: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to zeros, those of the pad row."""

@@ -16,6 +16,7 @@ import torch
 
 from graphkit.buffers import AcceptedCounts
 from graphkit.engine.kv import KVPool
+from graphkit.engine.step.packed_rows import PackedRows
 from graphkit.engine.step.processors import TargetLogits
 from graphkit.ops import compact_accepted_to_front
 from graphkit.ops.accepted_path import accepted_moves
@@ -46,6 +47,8 @@ class Verified:
         counts: Accepted drafts and tokens, [B] int32 each.
         logits: [B * W, V], the target's; ``None`` in results of several steps.
         log_sums: [B * W, parts] float32, sums of them; see ``ops.processors``.
+        logit_index: As ``accept_index``, rows of ``logits``, which has the packed rows if a step
+            divided its rows among the requests.
     """
 
     req_pool_indices: torch.Tensor
@@ -57,6 +60,7 @@ class Verified:
     counts: AcceptedCounts
     logits: torch.Tensor | None = None
     log_sums: torch.Tensor | None = None
+    logit_index: torch.Tensor | None = None
 
     @property
     def new_seq_lens(self) -> torch.Tensor:
@@ -193,17 +197,24 @@ class Draws(NamedTuple):
 
 
 def accept_greedily(
-    candidates: torch.Tensor, links: Links, logits: TargetLogits, longest_path: int
+    candidates: torch.Tensor,
+    links: Links,
+    logits: TargetLogits,
+    longest_path: int,
+    packed: PackedRows | None = None,
 ) -> AcceptedPath:
     """Accept the drafts that equal the target's most probable tokens.
 
     Args:
         candidates: Token of each node, [B, W] int64.
         links: Links of the trees.
-        logits: The target's, of B * W rows.
+        logits: The target's, of B * W rows, or of the packed ones.
         longest_path: Most tokens of a path, the bonus token included (P).
+        packed: The packed rows; ``None`` for the rows of all nodes.
     """
     target_predict = most_probable(logits)
+    if packed is not None:
+        target_predict = target_predict[packed.row_of]
     return AcceptedPath(*accept_tokens(candidates, *links, target_predict, longest_path))
 
 
@@ -219,6 +230,7 @@ def accept_sampled(
     links: Links,
     logits: TargetLogits,
     longest_path: int,
+    packed: PackedRows | None,
     draws: Draws,
     positions: torch.Tensor,
     draft_probs: torch.Tensor | None = None,
@@ -231,18 +243,27 @@ def accept_sampled(
     drafts, and the text depends on them.
 
     Args:
-        candidates: Token of each node, [B, W] int64.
-        links: Links of the trees.
-        logits: The target's, of B * W rows.
-        longest_path: Most tokens of a path, the bonus token included (P).
+        candidates: See ``accept_greedily``, like the next four.
+        links: Links.
+        logits: Logits.
+        longest_path: Longest path.
+        packed: Packed rows.
         draws: What the draws depend on.
         positions: Position of each node, [B * W] int64.
         draft_probs: Distributions that the drafts were sampled from, [B * W, V], or ``None``.
     """
     rows, *_, seeds, roots = draws
-    probs = _target_probs(logits, draws, candidates.shape[1])
+    width, places = candidates.shape[1], positions.view(candidates.shape)
+    if packed is not None:  # each row draws like a request of one node
+        width, places = 1, packed.positions[:, None]
+        draws = draws._replace(req_pool_indices=packed.req_pool_indices)
+    probs = _target_probs(logits, draws, width)
+    if packed is not None and draft_probs is not None:
+        probs = probs[packed.row_of]
     if draft_probs is None:
-        samples = target_samples(probs, rows, seeds, positions.view(candidates.shape))
+        samples = target_samples(probs, draws.req_pool_indices, seeds, places)
+        if packed is not None:
+            samples = samples[packed.row_of]
         path = accept_tokens(candidates, *links, samples, longest_path)
     else:
         path = accept_by_rejection(

@@ -171,11 +171,16 @@ class LoopCapture:
         all_drafts = [None] if lengths is None else lengths.drafts
         keys = product(loop.table, enumerate(all_drafts))
         for (size, (index, drafts)), body in zip(keys, loop.bodies, strict=True):
+            catches_up, rows = lengths is not None and index == lengths.count, None
+            if lengths is not None:
+                row_counts = lengths.row_counts[self._table.sizes.index(size)].tolist()
+                rows = row_counts[0 if catches_up else index]
             yield LoopBody(
                 batch_size=size,
                 num_nodes=body.num_nodes,
                 drafts=drafts,
-                catches_up=lengths is not None and index == lengths.count,
+                rows=rows,
+                catches_up=catches_up,
                 replay_us=self._times[size][index] if size in self._times else None,
                 pool_bytes=body.pool_bytes,
                 executable_bytes=body.executable_bytes,

@@ -1,4 +1,4 @@
-"""Draft lengths of a step: their times, their running acceptance, and the choice among them."""
+"""Drafts and rows of a step: their times, their running acceptance, and the choice among them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ class DraftLengths:
         batch_sizes: Captured sizes in ascending order.
         behind: Tokens that the drafter has yet to process, by request row, on the device that
             chooses; ``None`` if it processes the tokens of every step.
+        by_request: Counts of each request row, on the same device; ``None`` for trees.
         device: That device.
         is_timed: Whether steps are timed while they run, once their times were set.
 
     Attributes:
-        count: Number of lengths.
-        drafts: Drafts per request of each variant, see ``SpecStep.variants``.
+        count: Number of variants without the one that catches up.
+        drafts: Most drafts per request of each variant, see ``SpecStep.variants``.
+        row_counts: [sizes, count] int32, rows of verify.
+        num_drafts: [largest size] int32, drafts of each request of the next step.
+        by_request: As passed.
         acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
             chains share a table. The trees of each length have their own, since their widths
             differ.
@@ -40,17 +44,21 @@ class DraftLengths:
         step: SpecStep,
         batch_sizes: Sequence[int],
         behind: torch.Tensor | None,
+        by_request: torch.Tensor | None,
         device: torch.device,
         *,
         is_timed: bool = False,
     ) -> None:
-        self._behind, self._is_timed = behind, is_timed
+        self._behind, self._is_timed, self.by_request = behind, is_timed, by_request
         self._depth = 1 if step.pending_catch_up is None else step.pending_catch_up.depth
         paths = [variant.max_path for variant in step.by_length]
         self.count, self.drafts = len(paths), [variant.drafts for variant in step.variants]
         tables = 1 if step.context.spec.topk == 1 else len(paths)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
         self._num_steps = torch.tensor([p - 1 for p in paths], dtype=torch.int32, device=device)
+        counts = [[v.num_rows(size) for v in step.by_length] for size in batch_sizes]
+        self.row_counts = torch.tensor(counts, dtype=torch.int32, device=device)
+        self.num_drafts = torch.full((batch_sizes[-1],), -1, dtype=torch.int32, device=device)
         self.acceptance = torch.zeros(tables, max(paths) - 1, 2, device=device)
         self.times = torch.ones(len(batch_sizes), len(self.drafts), device=device)
         self.ledger = new_ledger(device)
@@ -63,8 +71,10 @@ class DraftLengths:
         variant: int = 0,
     ) -> None:
         """Count a step and choose the next one's variant; see ``choose_body``. Enqueues only."""
+        is_divided = self.by_request is not None
         choose_body(
-            rows, self._sizes, self._num_steps, self.times, self.acceptance, body, self.ledger,
+            rows, self._sizes, self._num_steps, self.row_counts, self.times, self.acceptance, body,
+            self.ledger, self.num_drafts[: len(rows)] if is_divided else None, self.by_request,
             self._behind, self._depth, report, variant, self._is_timed,
         )  # fmt: skip
 
@@ -75,6 +85,9 @@ class DraftLengths:
     def clear(self) -> None:
         """Forget all steps, but not the times."""
         self.acceptance.zero_()
+        self.num_drafts.fill_(-1)
+        if self.by_request is not None:
+            self.by_request.zero_()
         self.ledger.copy_(new_ledger(self.ledger.device))
 
 
@@ -90,7 +103,9 @@ class HostLengths(DraftLengths):
     def __init__(self, step: SpecStep, batch_sizes: Sequence[int], *, is_timed: bool) -> None:
         pending = step.pending_catch_up
         behind = None if pending is None else torch.zeros_like(pending.count, device="cpu")
-        super().__init__(step, batch_sizes, behind, torch.device("cpu"))
+        of_state = step.state.acceptance
+        by_request = None if of_state is None else torch.zeros_like(of_state, device="cpu")
+        super().__init__(step, batch_sizes, behind, by_request, torch.device("cpu"))
         self._times_steps, self._variants = is_timed, step.variants
         self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
 
@@ -105,18 +120,24 @@ class HostLengths(DraftLengths):
         super().set_times(times)
         self.clear()
 
-    def next_variant(self, req_pool_indices: Sequence[int]) -> StepVariant:
-        """Return the variant of the next step of some rows, and count the tokens that it stores."""
+    def next_variant(
+        self, req_pool_indices: Sequence[int]
+    ) -> tuple[StepVariant, torch.Tensor | None]:
+        """Choose the next step of some rows, and count the tokens that it stores.
+
+        Returns:
+            The variant, and the drafts of each row, [B] int32 on the CPU, if it divides its rows.
+        """
         rows = torch.tensor(req_pool_indices)
         self.choose(rows, self._body)
         # The op counts on over the variants of all sizes, as device loops number their bodies.
         variant = self._variants[int(self._body) % len(self._variants)]
         if self._behind is not None:
             self._behind[rows] = self._behind[rows] + 1 if variant.defers_catch_up else 0
-        return variant
+        return variant, self.num_drafts[: len(rows)].clone() if variant.divides_rows else None
 
     def observe(self, report: torch.Tensor, variant: StepVariant) -> None:
-        """Count the report of a step, [B, 4 + longest path] int32 on the CPU.
+        """Count the report of a step, [B, 5 + longest path] int32 on the CPU.
 
         A timed step takes the time since the report before, unless ``pause`` was called since.
         """
@@ -131,5 +152,6 @@ class HostLengths(DraftLengths):
     def begin(self, req_pool_indices: Sequence[int]) -> None:
         """Forget the requests that had some rows before."""
         self.pause()
-        if self._behind is not None:
-            self._behind[list(req_pool_indices)] = 0
+        for counts in (self._behind, self.by_request):
+            if counts is not None:
+                counts[list(req_pool_indices)] = 0

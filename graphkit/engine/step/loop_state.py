@@ -137,8 +137,9 @@ class LoopState:
             # Ranks choose alike, so they keep the times that all have from the capture.
             is_timed = device.type == "cuda" and group is None
             self.lengths = DraftLengths(
-                step, batch_sizes, step.state.behind, device, is_timed=is_timed
-            )
+                step, batch_sizes, step.state.behind, step.state.acceptance, device,
+                is_timed=is_timed,
+            )  # fmt: skip
         self._watched = torch.zeros(largest, dtype=torch.bool, device=device)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
 

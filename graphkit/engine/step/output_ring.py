@@ -162,7 +162,7 @@ class StepReport:
 
     @property
     def words(self) -> NDArray[np.int64]:
-        """The report, [batch_size, 4 + 2 * longest path]; see ``graphkit.ops.loop_layout``."""
+        """The report, [batch_size, 5 + 2 * longest path]; see ``graphkit.ops.loop_layout``."""
         shape = self.batch_size, self._block.columns
         offset = (self._offset + ENTRY_WORDS) * self._block.words.itemsize
         words = np.frombuffer(self._block.words, np.int64, math.prod(shape), offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -76,13 +77,13 @@ def measure_steps(step: SpecStep, backend: Backend) -> list[list[float]]:
 def _graph_time(step: SpecStep, backend: Backend, size: int, variant: StepVariant) -> float:
     run = _pad_step(step, size, True, variant)
     warm_up(step, backend, [run])
-    before = [runner.stats.replays for runner in step.runners]
+    before = [Counter(runner.stats.replays_by_size) for runner in step.runners]
     run()
     total = 0.0
     for replays, runner in zip(before, step.runners, strict=True):
-        if count := runner.stats.replays - replays:
+        for replayed, count in (Counter(runner.stats.replays_by_size) - replays).items():
             with runner.buffers.replays_of_pads():
-                total += count * backend.measure(runner.graphs[size])
+                total += count * backend.measure(runner.graphs[replayed])
     return total
 
 

@@ -97,6 +97,7 @@ class LogitsProcessors:
         tree_mask: torch.Tensor | None,
         positions: torch.Tensor,
         stop_ids: torch.Tensor,
+        nodes: torch.Tensor | None = None,
     ) -> TargetLogits:
         """Process the logits of the target's rows; see ``process_logits`` for the arguments."""
         return TargetLogits(
@@ -104,6 +105,7 @@ class LogitsProcessors:
             *process_logits(
                 logits, rows, candidates, tree_mask, positions, self.kinds, self.token_counts,
                 self.penalties, self.bias_ids, self.biases, self.least_lens, stop_ids,
+                nodes,
             ),
         )  # fmt: skip
 

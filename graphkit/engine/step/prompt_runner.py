@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import pad
 
-from graphkit.buffers import Axis, Rows, StepInputs, TargetVerifyInputs, declare
+from graphkit.buffers import Axis, TargetVerifyInputs
 from graphkit.engine.step.context import EngineContext
+from graphkit.engine.step.packed_rows import PackedInputs
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.verifier import Verifier
 from graphkit.errors import CaptureError
@@ -29,25 +30,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
-class PromptInputs(StepInputs):
-    """Packed chunks of prompts. Every field has an entry per token, T of them.
-
-    Those of the requests come first in the fields of requests, and zeros follow them.
-
-    Shapes:
-        input_ids, positions, out_cache_loc: [T] int64. req_pool_indices: [T] int64.
-        seq_lens, chunk_lengths: [T] int32.
-    """
-
-    input_ids: Rows = declare(Axis.REQUEST, torch.int64, "token ids")
-    positions: Rows = declare(Axis.REQUEST, torch.int64, "position of each token in its request")
-    out_cache_loc: Rows = declare(Axis.REQUEST, torch.int64, "KV slot that each token writes")
-    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "rows of the requests, then 0")
-    seq_lens: Rows = declare(Axis.REQUEST, torch.int32, "tokens before each chunk, then 0")
-    chunk_lengths: Rows = declare(Axis.REQUEST, torch.int32, "tokens of each chunk, then 0")
-
-
-@dataclass(kw_only=True, eq=False)
 class PromptOutput(Output):
     """Output of the target for packed chunks.
 
@@ -60,7 +42,7 @@ class PromptOutput(Output):
     hidden_states: torch.Tensor | None = declare_output(Axis.REQUEST, row=None, optional=True)
 
 
-class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
+class PromptRunner(StepRunner[PackedInputs, PromptOutput]):
     """Replays the target's forward over packed chunks of prompts.
 
     Its sizes count tokens. Without a graph, a prefill of few tokens takes as long as the host needs
@@ -84,7 +66,7 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         self._longest = context.sizes.max_context_len
         super().__init__(
             self._prefill,
-            inputs=PromptInputs,
+            inputs=PackedInputs,
             output=PromptOutput,
             sizes=replace(context.sizes, max_batch_size=max(token_counts)),
             tokens_per_request=1,
@@ -145,7 +127,7 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
                     times[size] = self.backend.measure(replay)
         return max((size for size, time in times.items() if time <= microseconds), default=0)
 
-    def prompts_of_pads(self, size: int) -> PromptInputs:
+    def prompts_of_pads(self, size: int) -> PackedInputs:
         """Return prompts of row 0 with so many tokens, or as many as the requests may have."""
         longest = self._longest
         lengths = [min(longest, size - begin) for begin in range(0, size, longest)]
@@ -153,11 +135,11 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         positions = torch.cat([torch.arange(length) for length in lengths])
         zeros = torch.zeros_like(positions)
         counts = torch.zeros(len(zeros), dtype=torch.int32)
-        chunk_lengths = counts.clone()
-        chunk_lengths[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32)
-        return PromptInputs(
+        row_counts = counts.clone()
+        row_counts[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32)
+        return PackedInputs(
             input_ids=zeros, positions=positions, out_cache_loc=zeros, req_pool_indices=zeros,
-            seq_lens=counts, chunk_lengths=chunk_lengths,
+            seq_lens=counts, row_counts=row_counts,
         )  # fmt: skip
 
     def holds(self, batch: PrefillBatch) -> bool:
@@ -177,13 +159,13 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
         tokens, requests = len(batch.positions), len(batch.lengths)
         behind = (0, tokens - requests)
         output = self.replay(
-            PromptInputs(
+            PackedInputs(
                 input_ids=batch.input_ids,
                 positions=batch.positions,
                 out_cache_loc=batch.out_cache_loc,
                 req_pool_indices=pad(batch.req_pool_indices, behind),
                 seq_lens=pad(torch.tensor(batch.starts, dtype=torch.int32), behind),
-                chunk_lengths=pad(torch.tensor(batch.lengths, dtype=torch.int32), behind),
+                row_counts=pad(torch.tensor(batch.lengths, dtype=torch.int32), behind),
             ),
             clone=True,  # the drafter may replay graphs of the pool before it reads them
         )
@@ -192,11 +174,11 @@ class PromptRunner(StepRunner[PromptInputs, PromptOutput]):
             hidden_states=output.hidden_states,
         )
 
-    def _prefill(self, inputs: PromptInputs) -> PromptOutput:
+    def _prefill(self, inputs: PackedInputs) -> PromptOutput:
         """Run the target over the chunks of all requests, those of length 0 included."""
         tokens = len(inputs.input_ids)
         requests = min(tokens, self._most_requests)
-        lengths = inputs.chunk_lengths[:requests]
+        lengths = inputs.row_counts[:requests]
         output = self._target_step.whole(
             TargetVerifyInputs(
                 req_pool_indices=inputs.req_pool_indices[:requests],

@@ -93,6 +93,8 @@ class RequestState:
         seeds: [rows + 1] int64, keys of the random numbers.
         behind: [rows + 1] int32, tokens that the drafter has yet to process; ``None`` if it
             processes the tokens of every step. See ``PendingCatchUp``.
+        acceptance: [rows + 1, positions, 2] float32, running counts of the drafts of each request;
+            ``None`` with one draft length, and for trees. See ``ops.draft_length``.
         processors: Biases, least lengths and penalties.
     """
 
@@ -108,6 +110,7 @@ class RequestState:
         self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self.behind: torch.Tensor | None = None
+        self.acceptance: torch.Tensor | None = None
         self.processors = LogitsProcessors(rows, vocab_size, device)
         self._device = device
         self._sampled: set[int] = set()
@@ -120,6 +123,11 @@ class RequestState:
     def count_behind(self) -> None:
         """Create ``behind``. Called before the first request."""
         self.behind = torch.zeros_like(self.remaining)
+
+    def count_acceptance(self, positions: int) -> None:
+        """Create ``acceptance``. Called before the first request."""
+        size = len(self.remaining), positions, 2
+        self.acceptance = torch.zeros(size, device=self._device)
 
     def valid_rows(
         self,
@@ -181,6 +189,8 @@ class RequestState:
         accept_index: torch.Tensor | None = None,
         logits: torch.Tensor | None = None,
         log_sums: torch.Tensor | None = None,
+        num_drafts: torch.Tensor | None = None,
+        most_drafts: int = -1,
     ) -> torch.Tensor:
         """Commit the accepted tokens of a step and return its report; see ``ops.step_state``.
 
@@ -189,7 +199,7 @@ class RequestState:
         return finish_step(
             rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
             self.remaining, longest_path, self.processors.kinds, self.processors.token_counts,
-            accept_index, logits, log_sums,
+            accept_index, logits, log_sums, num_drafts, most_drafts,
         )  # fmt: skip
 
 
@@ -231,6 +241,8 @@ def assign(state: RequestState, prefills: Sequence[Prefill]) -> None:
     state.stop_ids[index] = stop_ids
     if state.behind is not None:
         state.behind[index] = 0
+    if state.acceptance is not None:
+        state.acceptance[index] = 0
     processors = state.processors
     processors.kinds[index] = kind_words.int()
     if any(kinds):

@@ -42,7 +42,7 @@ class SpecStepOutput(Output):
     """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
 
     Shapes:
-        report: [B, 4 + 2 * longest path] int32; ``None`` for an idle batch.
+        report: [B, 5 + 2 * longest path] int32; ``None`` for an idle batch.
     """
 
     report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
@@ -54,7 +54,7 @@ class StepResult:
 
     Attributes:
         verified: Accepted paths, for the drafter to catch up on.
-        report: [B, 4 + 2 * longest path] int32, new tokens, ends of the requests and
+        report: [B, 5 + 2 * longest path] int32, new tokens, ends of the requests and
             log-probabilities, for the host; see ``graphkit.ops.loop_layout``.
         variant: What ran. Its drafter catches up.
     """
@@ -66,24 +66,34 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepVariant:
-    """What a step of one draft length runs.
+    """What a step of one draft length and number of rows runs.
 
     Attributes:
-        length: Index of the length.
         drafter: Drafts, and catches up.
         verifier: Verifies trees of the length.
         max_path: Most tokens that the step can accept, bonus included.
+        mean_drafts: Drafts per request that verify has rows for. If a request can have more, the
+            rows are divided among the requests.
     """
 
-    length: int
     drafter: Drafter
     verifier: Verifier
     max_path: int
+    mean_drafts: int
 
     @property
     def drafts(self) -> int:
-        """Drafts that the step verifies for each request."""
+        """Most drafts that the step verifies for a request."""
         return self.verifier.context.verify_width - 1
+
+    @property
+    def divides_rows(self) -> bool:
+        """Whether requests have different numbers of rows."""
+        return self.mean_drafts < self.drafts
+
+    def num_rows(self, batch_size: int) -> int:
+        """Return the rows of verify at a captured size."""
+        return batch_size * (1 + self.mean_drafts)
 
     @property
     def defers_catch_up(self) -> bool:
@@ -102,8 +112,8 @@ class SpecStep:
     Attributes:
         context: Settings and shared state.
         state: State of the requests.
-        variants: What a step runs, by draft length, shortest first. If one of several lengths is 0,
-            a plain step that catches up follows them; see ``plain_step``.
+        variants: What a step runs, by draft length and number of rows, fewest first. If one of
+            several lengths is 0, a plain step that catches up follows them; see ``plain_step``.
         pending_catch_up: Tokens of plain steps that the drafter has yet to process, or ``None``.
         drafter, verifier: Those of the longest length, which also process prompts.
         runners: The runner of each mode and length, the target's of the longest length first.
@@ -130,20 +140,30 @@ class SpecStep:
             self.pending_catch_up = PendingCatchUp(longest, self.max_path)
         drafters = [*map(self._at_length, shorter), self.drafter]
         variants = []
-        for length, (own, own_drafter) in enumerate(zip(contexts, drafters, strict=True)):
+        for own, own_drafter in zip(contexts, drafters, strict=True):
             max_path = min(own_drafter.max_path, own.verify_width)
             verifier = Verifier(target, own, self.state, max_path)
-            variants.append(StepVariant(length, own_drafter, verifier, max_path))
+            variants.append(StepVariant(own_drafter, verifier, max_path, own.verify_width - 1))
+        if context.spec.is_adaptive and longest.spec.topk == 1:
+            self.state.count_acceptance(self.max_path - 1)
+            variants[-1:] = self._divided(
+                variants[-1], [0, *(own.spec.num_steps for own in contexts)][-2]
+            )
         if self.pending_catch_up is not None:
             catch_up = CatchUpDrafter(self.pending_catch_up, self.drafter)
             catch_up.prepare(contexts[0])
             variants.append(replace(variants[0], drafter=catch_up))
         self.variants = tuple(variants)
         self.verifier = self.longest.verifier
-        self.runners: tuple[Runner[Any, Any], ...] = tuple(
+        runners = dict.fromkeys(
             runner
             for variant in reversed(self.by_length)
-            for runner in (variant.verifier.runner, *variant.drafter.runners)
+            for runner in (
+                variant.verifier.runner, variant.verifier.packed_runner, *variant.drafter.runners
+            )
+        )  # fmt: skip
+        self.runners: tuple[Runner[Any, Any], ...] = tuple(
+            runner for runner in runners if runner is not None
         )
         self.prompts = PromptRunner.create(self.verifier, context)
         drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
@@ -152,6 +172,26 @@ class SpecStep:
         self.slots_ahead = max(longest.verify_width, *needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
         self._value_checks = tuple(check for check in checks if check is not None)
+
+    def _divided(self, longest: StepVariant, shorter: int) -> list[StepVariant]:
+        """Return the variants of the longest length, those with fewer rows first.
+
+        They have rows for 1, 2, 4 and so on drafts per request, and for all drafts. With known
+        acceptance, and times of dense, mixture-of-experts and hybrid targets, one of them is at
+        least 0.97 times as fast as the best number of rows.
+
+        Args:
+            longest: The variant that verifies all drafts.
+            shorter: Drafts of the length before it, which divided rows exceed.
+        """
+        verifier, most = longest.verifier, longest.max_path - 1
+        means = [1 << bit for bit in range(most.bit_length())]
+        divided = [replace(longest, mean_drafts=mean) for mean in means if shorter < mean < most]
+        if not divided or not verifier.packs_rows:
+            return [longest]
+        sizes = verifier.runner.table.sizes
+        verifier.pack(sorted({each.num_rows(size) for each in divided for size in sizes}))
+        return [*divided, longest]
 
     def _at_length(self, context: EngineContext) -> Drafter:
         """Return the drafter of a draft length, prepared."""
@@ -163,12 +203,12 @@ class SpecStep:
 
     @property
     def by_length(self) -> tuple[StepVariant, ...]:
-        """The variants of the draft lengths, shortest first, without the one that catches up."""
+        """The variants that draft, or decode alone, without the one that catches up."""
         return self.variants if self.pending_catch_up is None else self.variants[:-1]
 
     @property
     def longest(self) -> StepVariant:
-        """The variant of the longest draft length."""
+        """The variant of the longest draft length that verifies all drafts."""
         return self.by_length[-1]
 
     @property
@@ -260,6 +300,7 @@ class SpecStep:
         is_greedy: bool,
         fill_bitmask: FillBitmask | None = None,
         variant: StepVariant | None = None,
+        num_drafts: torch.Tensor | None = None,
     ) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 
@@ -271,6 +312,8 @@ class SpecStep:
             fill_bitmask: Returns the token bitmask of the trees; called between draft and verify.
                 ``None`` allows every token.
             variant: One of ``variants``; ``None`` selects the longest draft length.
+            num_drafts: Drafts of each request that a variant verifies that divides its rows, [B]
+                int32, -1 for pads; ``None`` divides them evenly.
 
         Raises:
             InputError: The drafter returned an invalid tree.
@@ -279,17 +322,27 @@ class SpecStep:
         rows, seq_lens, bonus = state.running(req_pool_indices)
         # The longest length's drafter catches up for plain steps, so it must know, too.
         variant.drafter.is_greedy = self.drafter.is_greedy = is_greedy
+        num_rows = 0
+        if variant.divides_rows:
+            requests, table = len(rows), variant.verifier.runner.table
+            num_rows = variant.num_rows(table.fit(requests) if table.fits(requests) else requests)
+            num_rows = min(num_rows, requests * (variant.drafts + 1))
+            if num_drafts is None:
+                num_drafts = torch.full_like(seq_lens, variant.mean_drafts)
+        else:
+            num_drafts = None
         with scope("draft"):
             tree = variant.drafter.draft(rows, seq_lens, bonus)
         check_tree(variant.drafter, tree, seq_lens, variant.verifier.context)
         verified = variant.verifier.verify(
-            rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask
-        )
+            rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask,
+            num_drafts=num_drafts, num_rows=num_rows,
+        )  # fmt: skip
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
             report = state.advance(
-                rows, verified.predict, counts, self.max_path, verified.accept_index,
-                verified.logits, verified.log_sums,
+                rows, verified.predict, counts, self.max_path, verified.logit_index,
+                verified.logits, verified.log_sums, num_drafts, variant.drafts,
             )  # fmt: skip
         return StepResult(verified, report, variant)
 
@@ -312,14 +365,21 @@ class SpecStep:
         drafter.extend_accepted(verified, num_accepted_tokens)
 
     def run(
-        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, variant: StepVariant | None = None
+        self,
+        req_pool_indices: torch.Tensor,
+        *,
+        is_greedy: bool,
+        variant: StepVariant | None = None,
+        num_drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run a whole step, the catch-up of the drafter included, and return its report.
 
         Arguments and errors are those of ``draft_and_verify``. Every token is allowed. In v1, waits
         for the device.
         """
-        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy, variant=variant)
+        result = self.draft_and_verify(
+            req_pool_indices, is_greedy=is_greedy, variant=variant, num_drafts=num_drafts
+        )
         with scope("extend"):
             self.catch_up(result)
         return result.report

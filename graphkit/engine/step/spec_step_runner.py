@@ -199,7 +199,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         longest text is not checked again; any other one is checked before each launch and replay.
 
         Returns:
-            The report of the first new token, [1, 6] int32, on the device. The last column has the
+            The report of the first new token, [1, 7] int32, on the device. The last column has the
             bits of its log-probability, float32, or -1 without ``logprobs``.
 
         Raises:
@@ -431,7 +431,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         if self.spec_step.context.is_checking:
             with scope("check slots"):
                 self._requests.slots.enqueue_step(inputs.req_pool_indices)
-        report = self.spec_step.run(inputs.req_pool_indices, is_greedy=is_greedy, variant=variant)
+        rows, num_drafts = inputs.req_pool_indices, None
+        if variant is not None and (lengths := self._loops.state.lengths) is not None:
+            num_drafts = lengths.num_drafts[: len(rows)]
+        report = self.spec_step.run(
+            rows, is_greedy=is_greedy, variant=variant, num_drafts=num_drafts
+        )
         return SpecStepOutput(report=report)
 
     def _loop_steps(self) -> dict[bool, list[LoopStep]]:

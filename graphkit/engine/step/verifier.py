@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.config import bitmask_words
@@ -23,12 +24,19 @@ from graphkit.engine.step.acceptance import (
 from graphkit.engine.step.context import EngineContext
 from graphkit.engine.step.draft_tree import DraftTree
 from graphkit.engine.step.engine_model import EngineModel
+from graphkit.engine.step.packed_rows import (
+    PackedInputs,
+    PackedOutput,
+    PackedRows,
+    PackedVerifyRunner,
+)
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.request_state import RequestState
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
-from graphkit.ops.step_rows import verify_rows
+from graphkit.ops.rows import gather_rows
+from graphkit.ops.step_rows import pack_rows, verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
 
 FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
@@ -53,6 +61,7 @@ class Verifier:
     Attributes:
         context: As passed.
         runner: Runs the target's forward.
+        packed_runner: Runs it over packed rows by graphs; ``None`` until ``pack``.
         recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
 
     Raises:
@@ -87,11 +96,31 @@ class Verifier:
             optional_fields=self._optional_fields(),
             **context.runner_options,
         )
+        self.packed_runner: PackedVerifyRunner | None = None
         self._all_allowed: torch.Tensor | None = None
         if context.options.structured_output:  # every batch of the runner then needs a bitmask
             num_tokens = context.sizes.max_batch_size * context.verify_width
             shape = num_tokens, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
+
+    @property
+    def packs_rows(self) -> bool:
+        """Whether verify can divide its rows among the requests: chains, with packed attention.
+
+        Attention that plans on the host would need the lengths there.
+        """
+        step, group = self.runner.step, self.context.options.group
+        # Ranks agree on the replays of their runners alone, and on the loops.
+        is_alone = group is None or (self.context.generation == "v3" and not group.no_loop_reason)
+        return not self._is_tree and is_alone and step.packs_rows and not step.plans_on_host
+
+    def pack(self, row_counts: Sequence[int]) -> None:
+        """Create the runner of packed rows, for the graphs of v1 and v2.
+
+        Args:
+            row_counts: Numbers of rows to capture.
+        """
+        self.packed_runner = PackedVerifyRunner(self.runner, self.context, row_counts)
 
     def prefill(
         self,
@@ -198,8 +227,14 @@ class Verifier:
         *,
         is_greedy: bool,
         fill_bitmask: FillBitmask | None = None,
+        num_drafts: torch.Tensor | None = None,
+        num_rows: int = 0,
     ) -> Verified:
         """Run the target over the trees and accept a path of each.
+
+        With ``num_drafts``, the trees are chains, of which the target verifies the first drafts.
+        Results have W rows per request all the same; those behind the verified ones repeat the
+        last.
 
         Args:
             req_pool_indices: Request rows, [B] int64.
@@ -208,8 +243,13 @@ class Verifier:
             tree: The draft tokens; ``check_tree`` has accepted them.
             is_greedy: Whether every temperature is 0.
             fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
+            num_drafts: Drafts of each request to verify, [B] int32, -1 for pads; ``None`` verifies
+                all.
+            num_rows: Rows of the target's forward with ``num_drafts``, at least the drafts and
+                roots.
         """
         rows, width = req_pool_indices, self.context.verify_width
+        packed: PackedRows | None = None
         mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
         with scope("build"):
             # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
@@ -218,34 +258,55 @@ class Verifier:
                 rows, self.context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
                 width, self.context.sizes.vocab_size,
             )  # fmt: skip
+            if num_drafts is not None:
+                packed = PackedRows(
+                    *pack_rows(num_drafts, rows, tokens, positions, slots, width, num_rows)
+                )
         candidates = tokens.view(-1, width)
         links = tree.retrieve_next_token, tree.retrieve_next_sibling
-        bitmask = self.all_allowed(len(tokens))
+        if packed is not None:
+            # A chain may end before its packed nodes do, where the drafter has no more drafts.
+            next_token = torch.where(packed.next_token < 0, -1, tree.retrieve_next_token)
+            links = next_token, tree.retrieve_next_sibling
+        bitmask = self.all_allowed(len(tokens) if packed is None else num_rows)
         if fill_bitmask is not None:
             bitmask = fill_bitmask(candidates, links)
+            if packed is not None:
+                bitmask = bitmask.to(rows.device)[packed.nodes.clamp(min=0)]
         with scope("verify"):
-            output = self.runner.run(
-                TargetVerifyInputs(
-                    req_pool_indices=rows,
-                    seq_lens=seq_lens,
-                    input_ids=tokens,
-                    positions=positions,
-                    out_cache_loc=slots,
-                    custom_mask=mask,
-                    token_bitmask=bitmask,
+            output = (
+                self._run_packed(rows, seq_lens, packed, bitmask)
+                if packed is not None
+                else self.runner.run(
+                    TargetVerifyInputs(
+                        req_pool_indices=rows,
+                        seq_lens=seq_lens,
+                        input_ids=tokens,
+                        positions=positions,
+                        out_cache_loc=slots,
+                        custom_mask=mask,
+                        token_bitmask=bitmask,
+                    )
                 )
             )
         with scope("accept"):
             logits = self._state.processors.process(
-                output.next_token_logits, rows, candidates, mask, positions, self._state.stop_ids
-            )
-            drafted = candidates, links, logits, self._max_path
+                output.next_token_logits, rows, candidates, mask,
+                positions if packed is None else packed.positions, self._state.stop_ids,
+                None if packed is None else packed.nodes,
+            )  # fmt: skip
+            drafted = candidates, links, logits, self._max_path, packed
             path = (
                 accept_greedily(*drafted)
                 if is_greedy
                 else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
             )
-            hidden_states = self._keep_accepted(rows, slots, path, output.hidden_states)
+            hidden_states, logit_index = output.hidden_states, path.accept_index
+            if packed is not None:
+                logit_index = packed.row_of[path.accept_index.clamp(min=0)].int()
+                if hidden_states is not None:
+                    hidden_states = gather_rows(hidden_states, packed.row_of)
+            hidden_states = self._keep_accepted(rows, slots, path, hidden_states)
         return Verified(
             req_pool_indices=rows,
             seq_lens=seq_lens,
@@ -256,6 +317,43 @@ class Verifier:
             counts=AcceptedCounts(path.num_accepted_drafts, path.num_accepted_tokens),
             logits=logits.logits,
             log_sums=logits.log_sums,
+            logit_index=logit_index,
+        )
+
+    def _run_packed(
+        self,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        packed: PackedRows,
+        bitmask: torch.Tensor | None,
+    ) -> ForwardOutput | PackedOutput:
+        """Run the target over packed rows, by a graph of v1 and v2 if there is one."""
+        runner, num_rows = self.packed_runner, len(packed.tokens)
+        if runner is None or runner.status != "captured":
+            return self.runner.fall_back(
+                TargetVerifyInputs(
+                    req_pool_indices=rows,
+                    seq_lens=seq_lens,
+                    input_ids=packed.tokens,
+                    positions=packed.positions,
+                    out_cache_loc=packed.slots,
+                    token_bitmask=bitmask,
+                    lengths=packed.lengths,
+                    width=self.context.verify_width,
+                    packs_nodes=True,
+                )
+            )
+        behind = (0, num_rows - len(rows))
+        return runner.replay(
+            PackedInputs(
+                req_pool_indices=pad(rows, behind),
+                seq_lens=pad(seq_lens, behind),
+                row_counts=pad(packed.lengths, behind),
+                input_ids=packed.tokens,
+                positions=packed.positions,
+                out_cache_loc=packed.slots,
+                token_bitmask=bitmask,
+            )
         )
 
     def _keep_accepted(

@@ -1,6 +1,6 @@
-"""Choice of the draft length for CUDA. Contract: ``graphkit.ops.draft_length``.
+"""Choice of drafts for CUDA. Contract: ``graphkit.ops.draft_length``.
 
-One program: the work is a few hundred words.
+One program: the work is a few hundred words, or a few thousand chances.
 """
 
 from typing import Any
@@ -14,11 +14,15 @@ from graphkit.ops.draft_length import (
     DRIFT,
     FIRST_WEIGHT,
     IDLE_DECAY,
+    LEAST_RATE,
+    LEVELS,
     MOST_CREDIT,
     MOST_DRIFT,
     NEXT_WEIGHT,
     PRIOR,
     PROBE_SHARE,
+    REQUEST_DECAY,
+    REQUEST_WEIGHT,
 )
 from graphkit.ops.kernels.device_loop import smallest_body
 from graphkit.ops.kernels.launch import launch
@@ -26,6 +30,7 @@ from graphkit.ops.loop_layout import Ledger, Report
 
 _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
+_DRAFTS = tl.constexpr(int(Report.DRAFTS))
 _NEW = tl.constexpr(int(Report.NEW))
 _CREDIT = tl.constexpr(int(Ledger.CREDIT))
 _PLAIN_TIME = tl.constexpr(int(Ledger.PLAIN_TIME))
@@ -33,6 +38,10 @@ _STEP_TIME = tl.constexpr(int(Ledger.STEP_TIME))
 _CLOCK = tl.constexpr(int(Ledger.CLOCK))
 _DECAY = tl.constexpr(DECAY)
 _IDLE_DECAY = tl.constexpr(IDLE_DECAY)
+_REQUEST_DECAY = tl.constexpr(REQUEST_DECAY)
+_REQUEST_WEIGHT = tl.constexpr(REQUEST_WEIGHT)
+_LEAST_RATE = tl.constexpr(LEAST_RATE)
+_LEVELS = tl.constexpr(LEVELS)
 _PRIOR = tl.constexpr(PRIOR)
 _FIRST_WEIGHT = tl.constexpr(FIRST_WEIGHT)
 _NEXT_WEIGHT = tl.constexpr(NEXT_WEIGHT)
@@ -45,28 +54,105 @@ _MOST_DRIFT = tl.constexpr(MOST_DRIFT)
 
 @triton.jit
 def _count_report(
-    report, num_steps, acceptance, length, reported, columns, tables, positions,
+    report, num_steps, acceptance, by_request, length, reported, columns, tables, positions,
     REPORT: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Add what a step accepted to the counts, in the table of its length."""
+    """Add what a step accepted to the counts, in the table of its length and of each request."""
     each, position = tl.arange(0, REPORT), tl.arange(0, POSITIONS)
     row = tl.load(report + each * columns + _ROW, mask=each < reported, other=0)
     drafts = tl.load(report + each * columns + _ACCEPTED, mask=each < reported, other=0) - 1
     drafts = tl.where(row > 0, drafts, -1)
     steps = tl.load(num_steps + length)
-    is_drafted = position < steps
-    reached = tl.sum((drafts[:, None] >= position[None, :]).to(tl.float32), 0)
-    kept = tl.sum((drafts[:, None] > position[None, :]).to(tl.float32), 0)
+    verified = tl.zeros_like(drafts) + steps
+    if by_request is not None:
+        verified = tl.load(report + each * columns + _DRAFTS, mask=each < reported, other=0)
+    is_verified = position[None, :] < verified[:, None]
+    is_reached = ((drafts[:, None] >= position[None, :]) & is_verified).to(tl.float32)
+    is_kept = ((drafts[:, None] > position[None, :]) & is_verified).to(tl.float32)
+    reached, kept = tl.sum(is_reached, 0), tl.sum(is_kept, 0)
     own = tl.where(tables > 1, length, 0)
+    inside = position < positions
     for table in range(tables):
-        counts = is_drafted & (table == own)
         decay = tl.where((table == own) & (steps > 0), _DECAY, _IDLE_DECAY)
         place = acceptance + (table * positions + position) * 2
-        inside = position < positions
         before = tl.load(place, mask=inside, other=0.0)
         kept_before = tl.load(place + 1, mask=inside, other=0.0)
-        tl.store(place, decay * before + tl.where(counts, reached, 0.0), mask=inside)
-        tl.store(place + 1, decay * kept_before + tl.where(counts, kept, 0.0), mask=inside)
+        tl.store(place, decay * before + tl.where(table == own, reached, 0.0), mask=inside)
+        tl.store(place + 1, decay * kept_before + tl.where(table == own, kept, 0.0), mask=inside)
+    if by_request is not None:
+        decay = tl.where(verified > 0, _REQUEST_DECAY, _IDLE_DECAY)[:, None]
+        place = by_request + (row[:, None] * positions + position[None, :]) * 2
+        is_own = (row > 0)[:, None] & inside[None, :]
+        before = tl.load(place, mask=is_own, other=0.0)
+        kept_before = tl.load(place + 1, mask=is_own, other=0.0)
+        tl.store(place, decay * before + is_reached, mask=is_own)
+        tl.store(place + 1, decay * kept_before + is_kept, mask=is_own)
+
+
+@triton.jit
+def _survival_levels(
+    row, acceptance, by_request, positions, BLOCK: tl.constexpr, POSITIONS: tl.constexpr
+):  # fmt: skip
+    """Return the chances of the drafts of each request, int32 [BLOCK, POSITIONS], -1 for none."""
+    column = tl.arange(0, POSITIONS)[None, :]
+    levels = tl.full([BLOCK, POSITIONS], -1, tl.int32)
+    path = tl.full([BLOCK], 1.0, tl.float32)
+    own = tl.full([BLOCK], 1.0, tl.float32)
+    rate = _PRIOR
+    weight = _FIRST_WEIGHT
+    for position in range(positions):
+        before = rate
+        rate = (tl.load(acceptance + position * 2 + 1) + weight * rate) / (
+            tl.load(acceptance + position * 2) + weight
+        )
+        ratio = tl.minimum(rate / tl.maximum(before, _LEAST_RATE), 1.0)
+        ratio = tl.where(position == 0, rate, ratio)
+        weight = _NEXT_WEIGHT
+        place = by_request + (row * positions + position) * 2
+        tried = tl.load(place, mask=row > 0, other=0.0)
+        right = tl.load(place + 1, mask=row > 0, other=0.0)
+        own = (right + _REQUEST_WEIGHT * (own * ratio)) / (tried + _REQUEST_WEIGHT)
+        path *= own
+        level = tl.where(row > 0, (path * _LEVELS).to(tl.int32), -1)
+        levels = tl.where(column == position, level[:, None], levels)
+    return levels
+
+
+@triton.jit
+def _last_level(levels, budget):
+    """Return the chance of the last draft of a budget, if those with the best ones come first."""
+    level = budget * 0
+    for bit in tl.static_range(16):
+        higher = level | (32768 >> bit)
+        level = tl.where(tl.sum((levels >= higher).to(tl.int32)) >= budget, higher, level)
+    return level
+
+
+@triton.jit
+def _expected_tokens(levels, steps, budget, live, POSITIONS: tl.constexpr):
+    """Return the expected tokens of a request, in a step with so many drafts for all."""
+    of_length = tl.where(tl.arange(0, POSITIONS)[None, :] < steps, levels, -1)
+    total = tl.sum(tl.maximum(of_length, 0))
+    if budget < live * steps:
+        last = _last_level(of_length, budget)
+        better = of_length > last
+        total = tl.sum(tl.where(better, of_length, 0))
+        total += (budget - tl.sum(better.to(tl.int32))) * last
+    return 1.0 + total.to(tl.float32) / _LEVELS / tl.maximum(live, 1)
+
+
+@triton.jit
+def _divided_drafts(levels, steps, budget, POSITIONS: tl.constexpr):
+    """Return the drafts of each request, int32 [BLOCK]; see ``divide_drafts``."""
+    of_length = tl.where(tl.arange(0, POSITIONS)[None, :] < steps, levels, -1)
+    last = _last_level(of_length, budget)
+    better, equal = (of_length > last).to(tl.int32), (of_length == last).to(tl.int32)
+    # Equal chances are taken by position, then by request.
+    of_position = tl.sum(equal, 0)
+    before = tl.cumsum(of_position, 0) - of_position
+    place = before[None, :] + tl.cumsum(equal, 0)
+    is_taken = (equal > 0) & (place <= budget - tl.sum(better))
+    return tl.sum(better + is_taken.to(tl.int32), 1)
 
 
 @triton.jit
@@ -118,8 +204,9 @@ def _count_times(
     ]
 )  # fmt: skip
 def choose_body_kernel(
-    rows, batch_sizes, num_steps, times, acceptance, body, ledger, behind, report, variant, depth,
-    requests, bodies, lengths, variants, tables, positions, reported, columns,
+    rows, batch_sizes, num_steps, row_counts, times, acceptance, body, ledger, num_drafts,
+    by_request, behind, report, variant, depth, requests, bodies, lengths, variants, tables,
+    positions, reported, columns,
     BLOCK: tl.constexpr, BODIES: tl.constexpr, REPORT: tl.constexpr, POSITIONS: tl.constexpr,
     IS_TIMED: tl.constexpr,
 ):  # fmt: skip
@@ -133,8 +220,8 @@ def choose_body_kernel(
         tl.store(ledger + _CLOCK, clock)
     if report is not None:
         _count_report(
-            report, num_steps, acceptance, tl.where(variant < lengths, variant, 0), reported,
-            columns, tables, positions, REPORT, POSITIONS,
+            report, num_steps, acceptance, by_request, tl.where(variant < lengths, variant, 0),
+            reported, columns, tables, positions, REPORT, POSITIONS,
         )  # fmt: skip
         _count_times(
             report, batch_sizes, num_steps, times, ledger, taken, variant, lengths, variants,
@@ -154,24 +241,33 @@ def choose_body_kernel(
         tokens = tl.load(behind + row, mask=row > 0, other=0)
         most = tl.max(tokens, 0)
         catch_up = tl.load(own + lengths) / plain_time - 1.0
+    levels = tl.zeros([1, 1], tl.int32)
+    if by_request is not None:
+        levels = _survival_levels(row, acceptance, by_request, positions, BLOCK, POSITIONS)
     best_rate = -1.0
     wanted_rate = -1.0
     chosen = 0
     wanted = 0
     for index in range(lengths):
-        table = tl.where(tables > 1, index, 0)
+        steps = tl.load(num_steps + index)
         expected = 1.0
-        path = 1.0
-        acceptance_rate = _PRIOR
-        weight = _FIRST_WEIGHT
-        for position in range(tl.load(num_steps + index)):
-            place = acceptance + (table * positions + position) * 2
-            acceptance_rate = (tl.load(place + 1) + weight * acceptance_rate) / (
-                tl.load(place) + weight
-            )
-            weight = _NEXT_WEIGHT
-            path *= acceptance_rate
-            expected += path
+        if by_request is not None:
+            spare = tl.load(row_counts + size * lengths + index) - live
+            budget = tl.minimum(spare, live * steps)
+            expected = _expected_tokens(levels, steps, budget, live, POSITIONS)
+        else:
+            table = tl.where(tables > 1, index, 0)
+            path = 1.0
+            acceptance_rate = _PRIOR
+            weight = _FIRST_WEIGHT
+            for position in range(steps):
+                place = acceptance + (table * positions + position) * 2
+                acceptance_rate = (tl.load(place + 1) + weight * acceptance_rate) / (
+                    tl.load(place) + weight
+                )
+                weight = _NEXT_WEIGHT
+                path *= acceptance_rate
+                expected += path
         time = tl.load(own + index)
         rate = expected / time
         cost = time / plain_time - 1.0 + tl.where(most > 0, catch_up, 0.0)
@@ -186,6 +282,14 @@ def choose_body_kernel(
         catches_up = tl.where(chosen == 0, is_due, most > 0)
         chosen = tl.where(catches_up, lengths, chosen)
     tl.store(body, (size * variants + chosen).to(tl.int64))
+    if by_request is not None:
+        drafting = tl.minimum(chosen, lengths - 1)
+        steps = tl.where(chosen < lengths, tl.load(num_steps + drafting), 0)
+        spare = tl.load(row_counts + size * lengths + drafting) - live
+        budget = tl.minimum(spare, live * steps)
+        drafts = _divided_drafts(levels, steps, budget, POSITIONS)
+        drafts = tl.where(steps > 0, drafts, 0)
+        tl.store(num_drafts + each, tl.where(row > 0, drafts, -1), mask=each < requests)
 
 
 def launch_choose_body(args: Any) -> None:

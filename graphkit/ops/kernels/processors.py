@@ -50,7 +50,7 @@ def _penalised(
 @triton.jit(do_not_specialize=["width"])
 def process_logits_kernel(
     processed, is_processed, log_sums, logits, req_pool_indices, candidates, tree_mask, positions,
-    kinds, token_counts, penalties, bias_ids, biases, least_lens, stop_ids, row_stride,
+    kinds, token_counts, penalties, bias_ids, biases, least_lens, stop_ids, nodes, row_stride,
     column_stride, width, parts, VOCAB: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     IDS: tl.constexpr, BLOCK_X: tl.constexpr, STOPS: tl.constexpr, BLOCK_Y: tl.constexpr,
     IS_DOUBLE: tl.constexpr, STARTS_EARLY: tl.constexpr,
@@ -60,12 +60,17 @@ def process_logits_kernel(
     KEY: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     first_part = tl.program_id(1)
-    request = tl.load(req_pool_indices + row // width)
-    kind = tl.load(kinds + request)
+    flat = row
+    if nodes is not None:
+        flat = tl.load(nodes + row)
+    is_pad = flat < 0
+    flat = tl.maximum(flat, 0)
+    request = tl.load(req_pool_indices + flat // width)
+    kind = tl.where(is_pad, 0, tl.load(kinds + request))
     if first_part == 0:
         tl.store(is_processed + row, (kind & _CHANGES) != 0)
     for part in tl.range(first_part, tl.where(kind != 0, parts, 0), tl.num_programs(1)):
-        begin, node = part * PART, row % width
+        begin, node = part * PART, flat % width
         end = tl.minimum(begin + PART, VOCAB)
         token = begin + tl.arange(0, BLOCK)
         is_token = token < end
@@ -80,9 +85,9 @@ def process_logits_kernel(
             weight = tl.where(value == -float("inf"), 0, tl.exp(value - top))
             tl.store(log_sums + row * parts + part, top + tl.log(tl.sum(weight, 0)))
         if (kind & _CHANGES) != 0:
-            tree = (candidates + (row - node), None)
+            tree = (candidates + (flat - node), None)
             if tree_mask is not None:
-                tree = (candidates + (row - node), tree_mask + row * width)
+                tree = (candidates + (flat - node), tree_mask + flat * width)
             if (kind & PENALTIES) != 0:
                 x = _penalised(x, token, is_token, request, node, tree, token_counts, penalties,
                                width, VOCAB, IS_DOUBLE)  # fmt: skip

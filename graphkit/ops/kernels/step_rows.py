@@ -122,6 +122,62 @@ def launch_verify_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["requests", "num_rows", "width"])
+def pack_rows_kernel(
+    lengths, nodes, packed_rows, packed_tokens, packed_positions, packed_slots, row_of, next_token,
+    num_drafts, req_pool_indices, tokens, positions, slots, requests, num_rows, width,
+    REQUESTS: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK packed rows, and as many nodes, per program."""
+    wait_for_kernel_before(STARTS_EARLY)
+    each = tl.arange(0, REQUESTS)
+    length = tl.load(num_drafts + each, mask=each < requests, other=-1) + 1
+    end = tl.cumsum(length, 0)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) == 0:
+        tl.store(lengths + each, length, mask=each < requests)
+
+    # Packed rows: the requests that end before a row come before its own.
+    ends_before = (end[None, :] <= index[:, None]) & (each < requests)[None, :]
+    request = tl.sum(ends_before.to(tl.int32), 1)
+    begin = tl.max(tl.where(ends_before, end[None, :], 0), 1)
+    is_row = index < num_rows
+    is_node = is_row & (request < requests)
+    node = (request * width + index - begin).to(tl.int64)
+    tl.store(nodes + index, tl.where(is_node, node, -1), mask=is_row)
+    row = tl.load(req_pool_indices + request, mask=is_node, other=0)
+    tl.store(packed_rows + index, row, mask=is_row)
+    token = tl.load(tokens + node, mask=is_node, other=0)
+    tl.store(packed_tokens + index, token, mask=is_row)
+    position = tl.load(positions + node, mask=is_node, other=0)
+    tl.store(packed_positions + index, position, mask=is_row)
+    slot = tl.load(slots + node, mask=is_node, other=0)
+    tl.store(packed_slots + index, slot, mask=is_row)
+
+    # Nodes.
+    inside = index < requests * width
+    request, column = index // width, index % width
+    own = tl.load(num_drafts + request, mask=inside, other=-1) + 1
+    begin = tl.sum(tl.where(each[None, :] < request[:, None], length[None, :], 0), 1)
+    place = begin + tl.minimum(column, tl.maximum(own - 1, 0))
+    tl.store(row_of + index, tl.minimum(place, num_rows - 1).to(tl.int64), mask=inside)
+    following = tl.where(column < own - 1, column + 1, -1)
+    tl.store(next_token + index, following.to(tl.int64), mask=inside)
+
+
+def launch_pack_rows(args: Any, results: tuple[torch.Tensor, ...]) -> None:
+    """Launch ``pack_rows``."""
+    lengths, nodes, rows, tokens, positions, slots, row_of, next_token = results
+    requests, block = len(args.num_drafts), 32
+    launch(
+        pack_rows_kernel, (triton.cdiv(max(len(nodes), len(row_of)), block),), args,
+        lengths=lengths, nodes=nodes, packed_rows=rows, packed_tokens=tokens,
+        packed_positions=positions, packed_slots=slots, row_of=row_of, next_token=next_token,
+        requests=requests, num_rows=args.num_rows,
+        REQUESTS=triton.next_power_of_2(max(requests, 1)), BLOCK=block,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["width"])
 def extend_rows_kernel(
     lengths, extend_lengths, positions, select_index, seq_lens, num_accepted_drafts, width,

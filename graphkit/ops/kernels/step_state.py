@@ -17,6 +17,7 @@ _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
 _NEW = tl.constexpr(int(Report.NEW))
 _END = tl.constexpr(int(Report.END))
+_DRAFTS = tl.constexpr(int(Report.DRAFTS))
 _TOKENS = tl.constexpr(int(Report.TOKENS))
 _RUNNING = tl.constexpr(int(RequestEnd.RUNNING))
 _STOP = tl.constexpr(int(RequestEnd.STOP))
@@ -63,13 +64,13 @@ def _logprob(node, token, logits, log_sums, row_stride, column_stride, parts,
     return logit.to(tl.float32) - (top + tl.log(tl.sum(weight, 0)))
 
 
-@triton.jit(do_not_specialize=["width", "columns", "longest"])
+@triton.jit(do_not_specialize=["width", "columns", "longest", "most_drafts"])
 def finish_step_kernel(
     report, req_pool_indices, predict, num_accepted_tokens, stop_ids, seq_lens, bonus_tokens,
-    remaining, kinds, token_counts, accept_index, logits, log_sums, width, columns, longest,
-    row_stride, column_stride, parts, VOCAB: tl.constexpr, ACCEPTED: tl.constexpr,
-    STOPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_C: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    remaining, kinds, token_counts, accept_index, logits, log_sums, num_drafts, most_drafts,
+    width, columns, longest, row_stride, column_stride, parts, VOCAB: tl.constexpr,
+    ACCEPTED: tl.constexpr, STOPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_C: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
     wait_for_kernel_before(STARTS_EARLY)
@@ -98,6 +99,10 @@ def finish_step_kernel(
     tl.store(line + _ACCEPTED, tl.where(is_live, accepted, 0))
     tl.store(line + _NEW, new)
     tl.store(line + _END, end)
+    drafts = most_drafts
+    if num_drafts is not None:
+        drafts = tl.load(num_drafts + request)
+    tl.store(line + _DRAFTS, tl.where(is_live, drafts, 0))
     shown = tl.where(column < new, token, -1).to(tl.int32)
     tl.store(line + _TOKENS + column, shown, mask=column < longest)
     if kinds is not None:

@@ -179,6 +179,8 @@ def _body_name(body: LoopBody) -> str:
     if body.drafts is None:
         return name
     drafts = "catch-up" if body.catches_up else count_of(body.drafts, "draft")
+    if body.rows is not None and body.rows < body.batch_size * (body.drafts + 1):
+        drafts += f", {count_of(body.rows, 'row')}"
     return f"{name}, {drafts}"
 
 

@@ -37,14 +37,14 @@ def test_the_report_names_every_variant(bench, tmp_path, monkeypatch):
     small = replace(bench.SHAPES["cpu"], target_layers=20, draft_layers=2, tokens={2: 12})
     monkeypatch.setitem(bench.SHAPES, "cpu", small)
     monkeypatch.setattr(bench, "BATCH_SIZES", (2,))
-    monkeypatch.setattr(bench, "CHANCES", (0.5,))
+    monkeypatch.setattr(bench, "CHANCES", (0.5, "mixed"))
     out = tmp_path / "adaptive.json"
     assert bench.main(["--device", "cpu", "--out", str(out)]) in (0, 1)
     found = BenchReport.from_json(out.read_text()).measures
     assert {each.variant for each in found if each.name == "speed"} == {
-        "plain", "1 drafts", "3 drafts", "adaptive",
+        "plain", "1 drafts", "3 drafts", "adaptive", "one length for all",
     }  # fmt: skip
-    assert sum(each.bar is not None for each in found) == 2
+    assert sum(each.bar is not None for each in found) == 5, "two, and three of mixed requests"
 
 
 CPU = torch.device("cpu")

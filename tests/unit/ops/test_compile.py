@@ -403,7 +403,7 @@ EARLY_STEP = {
     "begin_step", "first_draft_rows", "draft_step_rows", "chain_candidates", "verify_rows of trees",
     "extend_rows", "argmax_rows of bfloat16", "accept_tokens", "target_samples", "accepted_moves",
     "target_probs", "top_candidates of 4", "plant_tree", "grow_tree", "choose_nodes",
-    "process_logits of trees",
+    "process_logits of trees", "pack_rows", "process_logits of packed rows",
 }  # fmt: skip
 """Cases of ops of a step whose kernels start early."""
 
@@ -474,7 +474,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "sum_parts_kernel", "widen_kernel", "multiply_heads_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
-        "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
+        "pack_rows_kernel", "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",
         "chain_candidates_kernel", "build_tree_kernel", "plant_tree_kernel", "grow_tree_kernel",
         "choose_nodes_kernel", "accept_tokens_kernel", "target_samples_kernel",
         "accepted_moves_kernel", "compact_accepted_to_front_kernel", "move_kv_kernel",
@@ -584,8 +584,9 @@ def test_attention_after_a_store_requests_older_keys_before_it_waits(
 @compiles
 @pytest.mark.parametrize("is_timed", [False, True])
 @pytest.mark.parametrize("leaves_tokens", [False, True])
-def test_the_choice_of_a_draft_length_reads_the_clock_if_it_is_timed(
-    monkeypatch, is_timed, leaves_tokens
+@pytest.mark.parametrize("divides_rows", [False, True])
+def test_the_choice_of_drafts_reads_the_clock_if_it_is_timed(
+    monkeypatch, is_timed, leaves_tokens, divides_rows
 ):
     seen = {}
 
@@ -598,8 +599,10 @@ def test_the_choice_of_a_draft_length_reads_the_clock_if_it_is_timed(
     columns = 4 if leaves_tokens else 3
     cases = {
         choose_body: (
-            longs, ints, ints, zeros(3, columns, dtype=torch.float32),
-            zeros(1, 3, 2, dtype=torch.float32), longs[:1], ledger,
+            longs, ints, ints, zeros(3, 3, dtype=torch.int32),
+            zeros(3, columns, dtype=torch.float32), zeros(1, 3, 2, dtype=torch.float32), longs[:1],
+            ledger, ints if divides_rows else None,
+            zeros(9, 3, 2, dtype=torch.float32) if divides_rows else None,
             ints if leaves_tokens else None, 4, report, 1, is_timed,
         ),
         advance_loop: (

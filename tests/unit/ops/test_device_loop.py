@@ -29,7 +29,7 @@ from sanitized import sanitized
 MANY = 2**31 - 3
 """Counters of a process that has run for days: they pass the limit of int32."""
 COLUMNS = Report.TOKENS + 2
-RUNS, ENDS, HAD_ENDED = [1, 1, 1, 0, 9, -1], [1, 1, 1, 1, 9, -1], [0, 0, 0, 0, -1, -1]
+RUNS, ENDS, HAD_ENDED = [1, 1, 1, 0, 0, 9, -1], [1, 1, 1, 1, 0, 9, -1], [0, 0, 0, 0, 0, -1, -1]
 """Rows of reports, with 1 for the row of the request."""
 
 TIMES = [1500, 2500]
@@ -177,10 +177,12 @@ def line_of(row, longest, random):
     """Return a row of a report; a tenth of the requests had ended before."""
     new = random.randint(1, longest)
     if row == 0 or random.random() < 0.1:
-        return [0, 0, 0, RequestEnd.RUNNING] + [-1] * longest
+        return [0, 0, 0, RequestEnd.RUNNING, 0] + [-1] * longest
     end = random.choices(list(RequestEnd), [6, 1, 1])[0]
     tokens = [random.randrange(2**31) for _ in range(new)]
-    return [row, random.randint(new, longest), new, end, *tokens] + [-1] * (longest - new)
+    return [row, random.randint(new, longest), new, end, longest - 1, *tokens] + [-1] * (
+        longest - new
+    )
 
 
 def test_random_loops():
@@ -228,7 +230,7 @@ def test_random_loops_on_cuda(largest):
 @pytest.mark.gpu
 def test_the_host_sees_whole_entries_while_the_device_writes():
     """The sequence number of an entry becomes visible after its report."""
-    entries, columns, rows, steps, replays = 2, 4 + 200, 16, 100, 100
+    entries, columns, rows, steps, replays = 2, Report.TOKENS + 200, 16, 100, 100
     model = LoopModel([rows], columns, entries)
     ops = LoopTensors(model, "cuda")
     ops.begin(range(1, rows + 1), [False] * rows, 10**6, 1)
@@ -237,7 +239,7 @@ def test_the_host_sees_whole_entries_while_the_device_writes():
 
     def write_entries():
         for _ in range(steps):
-            report[:, 4:] += 1  # the number of the entry
+            report[:, Report.TOKENS :] += 1  # the number of the entry
             advance_loop(report, ops.rows, ops.watched, ops.control, ops.sizes, ops.ring, entries)
 
     write_entries()
@@ -253,7 +255,7 @@ def test_the_host_sees_whole_entries_while_the_device_writes():
     while not done.query():
         for entry in stored:
             number = int(entry[EntryWord.SEQUENCE])
-            tokens = entry[ENTRY_WORDS:].reshape(rows, columns)[:, 4:]
+            tokens = entry[ENTRY_WORDS:].reshape(rows, columns)[:, Report.TOKENS :]
             assert tokens.min() >= number, "the device may have written the next entry already"
             seen.add(number)
     assert len(seen) > 2
@@ -327,7 +329,7 @@ def test_entries_wrap_around(written):
     ops.begin([4, 6], [False, False], 50, 1)
     for number in range(written, written + 7):
         ops.write(RingWord.READ, number)
-        ops.advance([[4, 1, 1, 0, number - written, -1], [6, 1, 1, 0, 1, -1]])
+        ops.advance([[4, 1, 1, 0, 0, number - written, -1], [6, 1, 1, 0, 0, 1, -1]])
         entry = ops.ring[RING_WORDS:].view(3, -1)[number % 3]
         assert entry[EntryWord.SEQUENCE] == number + 1
         assert entry[ENTRY_WORDS + Report.TOKENS] == number - written
@@ -356,7 +358,7 @@ def test_a_smaller_step_leaves_the_rest_of_its_entry(loop):
 
 def test_ends_of_requests_are_reasons_alike(loop):
     loop.begin([1, 2], [True, True], 50, 1)
-    loop.step([1, 1, 1, RequestEnd.LENGTH, 9, -1], RUNS)
+    loop.step([1, 1, 1, RequestEnd.LENGTH, 0, 9, -1], RUNS)
     assert entry_of(loop, 0)["LOOP_END"] == LoopEnd.REQUEST
 
 
@@ -383,8 +385,8 @@ SIGNALS = {name: ADVANCE[name] for name in ("control", "ring", "entries")}
         (begin_loop, BEGIN, {"loop_rows": torch.zeros(8).long()[::2]}, "loop_rows has strides"),
         (advance_loop, ADVANCE, {"report": torch.zeros(2, 6)}, r"report is \[2, 6\] float32"),
         (advance_loop, ADVANCE, {"ring": torch.zeros(16).long()},
-         r"ring is \[16\] int64 on cpu, expected .* = \[136\] int64\.$"),
-        (advance_loop, ADVANCE, {"ring": torch.zeros(272).long()[::2]}, "ring has strides"),
+         r"ring is \[16\] int64 on cpu, expected .* = \[148\] int64\.$"),
+        (advance_loop, ADVANCE, {"ring": torch.zeros(296).long()[::2]}, "ring has strides"),
         (advance_loop, ADVANCE, {"ring": torch.zeros(136).int()}, r"ring is \[136\] int32"),
         (advance_loop, ADVANCE, {"entries": 0}, "entries is 0, expected at least 1"),
         (advance_loop, ADVANCE, {"signals": torch.zeros(2)}, r"signals is \[2\] float32"),

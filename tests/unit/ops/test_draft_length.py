@@ -18,10 +18,13 @@ from graphkit.ops.draft_length import (
     FIRST_CREDIT,
     FIRST_WEIGHT,
     IDLE_DECAY,
+    LEVELS,
     MOST_CREDIT,
     NEXT_WEIGHT,
     PRIOR,
     PROBE_SHARE,
+    REQUEST_DECAY,
+    REQUEST_WEIGHT,
     choose_body,
     new_ledger,
 )
@@ -40,13 +43,18 @@ def length_case(seed):
     rows = random.sample(range(1, 12), requests) + [0] * (sizes[-1] - requests)
     reached = torch.rand(tables, positions, generator=torch.Generator().manual_seed(seed)) * 40
     report, length = None, random.randrange(len(steps))
+    is_divided = tables == 1 and random.random() < 0.7
     if random.random() < 0.8:
-        reported = random.choice(sizes)
-        lines = [
-            [random.choice([0, row + 1]), random.randint(1, steps[length] + 1), 1, 0, 5]
-            for row in range(reported)
-        ]
+        reported, lines = random.choice(sizes), []
+        for row in range(reported):
+            drafts = random.randint(0, steps[length]) if is_divided else steps[length]
+            lines.append(
+                [random.choice([0, row + 1]), random.randint(1, drafts + 1), 1, 0, drafts, 5]
+            )
         report = torch.tensor(lines, dtype=torch.int32)
+    of_requests = torch.rand(12, positions, generator=torch.Generator().manual_seed(seed + 1)) * 20
+    shares = torch.rand(12, positions, generator=torch.Generator().manual_seed(seed + 2))
+    row_counts = [[size + random.randint(0, size * count) for count in steps] for size in sizes]
     has_plain = steps[0] == 0 and random.random() < 0.7
     times = [
         [random.uniform(1, 2) + 0.4 * count * random.random() for count in steps]
@@ -60,10 +68,13 @@ def length_case(seed):
         "rows": torch.tensor(rows, dtype=torch.int64),
         "batch_sizes": torch.tensor(sizes, dtype=torch.int32),
         "num_steps": torch.tensor(steps, dtype=torch.int32),
+        "row_counts": torch.tensor(row_counts, dtype=torch.int32),
         "times": torch.tensor(times, dtype=torch.float32),
         "acceptance": torch.stack([reached, reached * random.random()], 2),
         "body": torch.tensor([-1], dtype=torch.int64),
         "ledger": torch.tensor([random.choice([0, 0.3, 1, 5, 50]), 7, 8, 0], dtype=torch.float64),
+        "num_drafts": torch.full((sizes[-1],), -7, dtype=torch.int32) if is_divided else None,
+        "by_request": torch.stack([of_requests, of_requests * shares], 2) if is_divided else None,
         "behind": torch.tensor(behind, dtype=torch.int32) if has_plain else None,
         "depth": random.randint(2, 6),
         "report": report,
@@ -88,16 +99,52 @@ def counted(case, length):
     """Return the counts after a call."""
     steps, counts = case["num_steps"].tolist(), case["acceptance"].tolist()
     tables = len(counts)
-    drafts = [line[1] - 1 for line in case["report"].tolist() if line[0] > 0]
+    pairs = [(line[1] - 1, line[4]) for line in case["report"].tolist() if line[0] > 0]
     for table in range(tables):
         is_own = tables == 1 or table == length
         decay = DECAY if is_own and steps[length] else IDLE_DECAY
         for position in range(len(counts[0])):
-            seen = [d for d in drafts if is_own and d >= position < steps[length]]
+            seen = [d for d, verified in pairs if is_own and d >= position < verified]
             reached, kept = counts[table][position]
             new = sum(d > position for d in seen)
             counts[table][position] = [decay * reached + len(seen), decay * kept + new]
     return counts
+
+
+def counted_by_request(case):
+    """Return the counts of each request after a call."""
+    if case["by_request"] is None:
+        return None
+    counts = case["by_request"].tolist()
+    for row, accepted, _, _, verified, _ in [] if case["report"] is None else case["report"]:
+        for position, (reached, kept) in enumerate(counts[row] if row else []):
+            decay = REQUEST_DECAY if verified else IDLE_DECAY
+            is_reached = accepted - 1 >= position < verified
+            is_kept = accepted - 1 > position < verified
+            counts[row][position] = [
+                decay * reached + int(is_reached), decay * kept + int(is_kept)
+            ]  # fmt: skip
+    return counts
+
+
+def chances(counts, of_request):
+    """Return the chance that each draft of a request is accepted."""
+    path, own, rate, result = 1.0, 0.0, PRIOR, []
+    for position, (reached, kept) in enumerate(counts):
+        weight = NEXT_WEIGHT if position else FIRST_WEIGHT
+        before, rate = rate, (kept + weight * rate) / (reached + weight)
+        prior = own * min(1, rate / before) if position else rate
+        tried, right = of_request[position]
+        own = (right + REQUEST_WEIGHT * prior) / (tried + REQUEST_WEIGHT)
+        path *= own
+        result.append(path)
+    return result
+
+
+def budget_of(case, size, live, length):
+    """Return how many drafts a step of a length verifies."""
+    spare = case["row_counts"][size, length].item() - live
+    return min(spare, live * case["num_steps"][length].item())
 
 
 def size_of(case, requests):
@@ -132,12 +179,18 @@ def chosen_body(case):
     most = 0 if behind is None else max([behind[row].item() for row in rows], default=0)
     catch_up = 0.0 if behind is None else times[-1] / times[0] - 1
     speeds, costs = [], [-math.inf]
+    by_request = counted_by_request(case)
     for index, count in enumerate(steps):
         rates = [PRIOR]
         for position, (reached, kept) in enumerate(counts[index if len(counts) > 1 else 0]):
             weight = NEXT_WEIGHT if position else FIRST_WEIGHT
             rates.append((kept + weight * rates[-1]) / (reached + weight))
-        speeds.append(expected_tokens(rates[1:], count) / times[index])
+        tokens = expected_tokens(rates[1:], count)
+        if by_request is not None and rows:
+            alone = [chances(counts[0], by_request[row])[:count] for row in rows]
+            best = sorted((chance for each in alone for chance in each), reverse=True)
+            tokens = 1 + sum(best[: budget_of(case, size, len(rows), index)]) / len(rows)
+        speeds.append(tokens / times[index])
         costs += [times[index] / times[0] - 1 + catch_up * (most > 0)] * (index > 0)
     costs = [-math.inf] * len(costs) if steps[0] else costs
     bounds = [*costs, catch_up + CATCH_UP_RESERVE]
@@ -174,15 +227,39 @@ def stored_case(seed):
     ]
 
 
+def check_division(case, by_request):
+    """Compare the drafts of each request with the chances of all."""
+    if by_request is None:
+        return
+    torch.testing.assert_close(case["by_request"], torch.tensor(by_request))
+    rows, drafts = case["rows"].tolist(), case["num_drafts"].tolist()
+    live, lengths = sum(row > 0 for row in rows), len(case["num_steps"])
+    size, length = divmod(case["body"].item(), case["times"].shape[1])
+    assert all((count == -1) == (row == 0) for row, count in zip(rows, drafts, strict=True))
+    taken, left = [1.0], [0.0]
+    count = 0 if length == lengths else case["num_steps"][length].item()
+    budget = budget_of(case, size, live, length) if count else 0
+    assert sum(max(each, 0) for each in drafts) == budget
+    for row, number in zip(rows, drafts, strict=True):
+        if row:
+            alone = chances(case["acceptance"][0].tolist(), by_request[row])[:count]
+            assert number <= count
+            taken += alone[:number]
+            left += alone[number:]
+    assert min(taken) > max(left) - 2 / LEVELS
+
+
 @by_each("seeds", cpu=[400], interpreter=[40], cuda=[300])
 def test_random_choices_equal_the_enumeration(run, seeds):
     bodies = set()
     for seed in range(seeds):
         case = length_case(seed)
         counts, ledger, body = chosen_body(case)
+        by_request = counted_by_request(case)
         run(choose_body, **case)
         torch.testing.assert_close(case["acceptance"], torch.tensor(counts))
         torch.testing.assert_close(case["ledger"], torch.tensor(ledger, dtype=torch.float64))
+        check_division(case, by_request)
         if body is not None:
             assert case["body"].item() == body, seed
             bodies.add(body)
@@ -209,7 +286,7 @@ def test_a_graph_chooses_again_and_again():
 def test_the_clock_of_the_device_times_the_steps_of_a_graph():
     choose = chooser(steps=[0, 2], times=[1e6, 2e6], is_timed=True)
     state = {name: on_cuda(value) for name, value in choose.state.items()}
-    report = on_cuda(torch.tensor([[1, 1, 1, 0, -1]], dtype=torch.int32))
+    report = on_cuda(torch.tensor([[1, 1, 1, 0, 0, -1]], dtype=torch.int32))
     choose_body(**state, report=report)  # compiles
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -243,6 +320,7 @@ def chooser(*, steps, times, is_deferring=False, **changes):
         "rows": torch.tensor([1]),
         "batch_sizes": torch.tensor([1], dtype=torch.int32),
         "num_steps": torch.tensor(steps, dtype=torch.int32),
+        "row_counts": torch.tensor([[1 + count for count in steps]], dtype=torch.int32),
         "times": torch.tensor([times], dtype=torch.float32),
         "acceptance": torch.zeros(1, max(steps), 2),
         "body": torch.zeros(1, dtype=torch.int64),
@@ -255,7 +333,7 @@ def chooser(*, steps, times, is_deferring=False, **changes):
     def choose(accepted=None, variant=0):
         report = None
         if accepted is not None:
-            report = torch.tensor([[1, accepted, accepted, 0, -1]], dtype=torch.int32)
+            report = torch.tensor([[1, accepted, accepted, 0, 0, -1]], dtype=torch.int32)
         choose_body(**state, report=report, variant=variant)
         return state["body"].item()
 

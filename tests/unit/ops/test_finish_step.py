@@ -46,7 +46,7 @@ def finished(rows, predict, accepted, stop_ids, seq_lens, bonus, remaining, long
     for row, tokens, count in zip(rows.tolist(), tokens_of, accepted, strict=True):
         new, end = [], RequestEnd.RUNNING
         if row == 0 or remaining[row] == 0:
-            report.append([0, 0, 0, end] + [-1] * longest)
+            report.append([0, 0, 0, end, 0] + [-1] * longest)
             continue
         for token in tokens[:count]:
             new.append(token)
@@ -56,7 +56,7 @@ def finished(rows, predict, accepted, stop_ids, seq_lens, bonus, remaining, long
                 end = RequestEnd.LENGTH
             if end:
                 break
-        report.append([row, count, len(new), end, *new] + [-1] * (longest - len(new)))
+        report.append([row, count, len(new), end, 0, *new] + [-1] * (longest - len(new)))
         seq_lens[row] += count
         bonus[row] = tokens[count - 1]
         remaining[row] = 0 if end else remaining[row] - len(new)
@@ -222,21 +222,21 @@ def step(tokens, accepted, stops=(), left=100, row=1):
 def test_ends(accepted, stops, left, new, end):
     tokens = [10, 20, 30, 40]
     line, (seq_lens, bonus, remaining) = step(tokens, accepted, stops, left)
-    assert line == [1, accepted, new, end, *tokens[:new]] + [-1] * (4 - new)
+    assert line == [1, accepted, new, end, 0, *tokens[:new]] + [-1] * (4 - new)
     assert seq_lens == [1, 7 + accepted]
     assert bonus == [0, tokens[accepted - 1]]
     assert remaining == [0, 0 if end else left - new]
 
 
 def test_token_0_may_be_a_stop_token_and_padding_stops_nothing():
-    assert step([5, 0, 5], 3, [0])[0] == [1, 3, 2, STOP, 5, 0, -1]
-    assert step([5, 0, 5], 3)[0] == [1, 3, 3, RUNNING, 5, 0, 5]
+    assert step([5, 0, 5], 3, [0])[0] == [1, 3, 2, STOP, 0, 5, 0, -1]
+    assert step([5, 0, 5], 3)[0] == [1, 3, 3, RUNNING, 0, 5, 0, 5]
 
 
 @pytest.mark.parametrize("row", [0, 1], ids=["pad", "ended"])
 def test_pads_and_ended_requests_report_and_change_nothing(row):
     line, states = step([10, 20], 2, [10], left=0, row=row)
-    assert line == [0, 0, 0, RUNNING, -1, -1]
+    assert line == [0, 0, 0, RUNNING, 0, -1, -1]
     assert states == [[1, 7], [0, 5], [0, 0]]
 
 
@@ -251,6 +251,21 @@ def test_several_pads_beside_a_request():
     assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
     assert report[:, Report.ROW].tolist() == [0, 4, 0, 0, 2]
     assert [each[0].item() for each in args[4:7]] == before
+
+
+@by_each("most", cpu=[-1, 3], interpreter=[-1], cuda=[-1, 3])
+def test_the_drafts_of_each_request_are_reported(run, most):
+    args = finish_case(6, seed=5)
+    args[3][:], args[6][:] = -1, 100
+    is_live = [row > 0 for row in args[0].tolist()]
+    nothing = [None] * 5
+    alike = run(finish_step, *args, *nothing, None, most)
+    assert alike[:, Report.DRAFTS].tolist() == [most * live for live in is_live]
+    drafts = torch.tensor([0, 3, 1, 2, 2, 0], dtype=torch.int32)
+    own = run(finish_step, *args, *nothing, drafts, most)
+    assert own[:, Report.DRAFTS].tolist() == [
+        count * live for count, live in zip(drafts.tolist(), is_live, strict=True)
+    ]
 
 
 def test_an_empty_batch():

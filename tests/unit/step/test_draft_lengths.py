@@ -1,4 +1,4 @@
-"""Chosen draft lengths against plain decoding and each fixed length, with known times."""
+"""Chosen drafts and rows against plain decoding and each fixed length, with known times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Requests:
     """A batch whose drafts are right with a chance, and whose steps take known times."""
 
     def __init__(self, times, seed=0):
-        lengths = [SimpleNamespace(max_path=count + 1, drafts=count) for count in LENGTHS]
+        lengths = [
+            SimpleNamespace(max_path=c + 1, drafts=c, num_rows=(1 + c).__mul__) for c in LENGTHS
+        ]
         step = SimpleNamespace(
             pending_catch_up=SimpleNamespace(depth=LENGTHS[-1] + 1),
             by_length=lengths,
@@ -59,10 +61,13 @@ class Requests:
         )
         self.times, self._random = times, np.random.default_rng(seed)
         self._behind = torch.zeros(REPORTED + 1, dtype=torch.int32)
-        self.lengths = DraftLengths(step, [REPORTED], self._behind, torch.device("cpu"))
+        of_requests = torch.zeros(REPORTED + 1, LENGTHS[-1], 2)
+        self.lengths = DraftLengths(
+            step, [REPORTED], self._behind, of_requests, torch.device("cpu")
+        )
         self.lengths.set_times([times])
         self._rows, self._body = torch.arange(1, REPORTED + 1), torch.zeros(1, dtype=torch.int64)
-        self._report = torch.ones(REPORTED, 5, dtype=torch.int32)
+        self._report = torch.ones(REPORTED, 6, dtype=torch.int32)
         self._report[:, 0] = self._rows
         self.drafted = []
         self.lengths.choose(self._rows, self._body)
@@ -74,6 +79,7 @@ class Requests:
         right = self._random.random((REPORTED, count)) < chance
         tokens = 1 + right.cumprod(1).sum(1)
         self._report[:, 1] = self._report[:, 2] = torch.from_numpy(tokens)
+        self._report[:, 4] = count
         self._behind[1:] = self._behind[1:] + 1 if variant == 0 else 0
         self.lengths.choose(self._rows, self._body, self._report, variant)
         self.drafted.append(variant)
@@ -138,3 +144,89 @@ def test_wrong_drafts_are_rare_and_the_draft_model_stops_to_catch_up():
     assert later.count(3) < len(later) / 20, "fewer than once in four tokens"
     requests.run(1.0, 1500)
     assert requests.drafted[-1] == 2, "a try finds that drafts are right again"
+
+
+BLOCK = 15
+"""Drafts of a block, which take the same time whatever their number."""
+
+
+class MixedRequests:
+    """A batch of requests whose drafts are right with chances of their own.
+
+    Args:
+        forward: Time of a forward by its rows.
+        chances: Chance of each request.
+        means: Drafts per request of the steps, 0 first; those below ``BLOCK`` divide their rows.
+        divides: Whether a request may have more drafts than others.
+    """
+
+    def __init__(self, forward, chances, means, *, divides=True):
+        self._chances, count = np.asarray(chances)[:, None], len(chances)
+        steps = [
+            SimpleNamespace(
+                max_path=(BLOCK if divides and mean else mean) + 1,
+                drafts=mean,
+                num_rows=(1 + mean).__mul__,
+            )
+            for mean in means
+        ]
+        step = SimpleNamespace(
+            pending_catch_up=None,
+            by_length=steps,
+            variants=steps,
+            context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
+        )
+        self.times = [
+            forward(count * (1 + mean)) + bool(mean) * (draft(count * BLOCK) + 0.3)
+            for mean in means
+        ]
+        of_requests = torch.zeros(count + 1, BLOCK, 2)
+        self.lengths = DraftLengths(step, [count], None, of_requests, torch.device("cpu"))
+        self.lengths.set_times([self.times])
+        self._random = np.random.default_rng(1)
+        self._rows, self._body = torch.arange(1, count + 1), torch.zeros(1, dtype=torch.int64)
+        self._report = torch.ones(count, 6, dtype=torch.int32)
+        self._report[:, 0] = self._rows
+        self.lengths.choose(self._rows, self._body)
+
+    def rate(self, steps):
+        """Run steps; return tokens per time of their second half."""
+        tokens = spent = 0.0
+        for number in range(steps):
+            variant, drafts = int(self._body), self.lengths.num_drafts.clone()
+            right = self._random.random((len(self._rows), BLOCK)) < self._chances
+            accepted = np.minimum(right.cumprod(1).sum(1), drafts.numpy())
+            self._report[:, 1] = self._report[:, 2] = torch.from_numpy(1 + accepted)
+            self._report[:, 4] = drafts
+            self.lengths.choose(self._rows, self._body, self._report, variant)
+            if number >= steps // 2:
+                tokens += len(accepted) + accepted.sum()
+                spent += self.times[variant]
+        return tokens / spent
+
+
+@pytest.mark.parametrize("batch", [pytest.param(16, marks=pytest.mark.slow), 64])
+def test_rows_that_are_divided_serve_mixed_requests_faster(batch):
+    chances = np.where(np.arange(batch) % 2, 0.95, 0.2)
+    divided = MixedRequests(dense, chances, (0, 1, 2, 4, 8, BLOCK))
+    alike = MixedRequests(dense, chances, (0, 1, BLOCK), divides=False)
+    gain = divided.rate(240) / alike.rate(240)
+    assert gain > (1.5 if batch == 64 else 1.0)
+    drafts = divided.lengths.num_drafts
+    if batch == 64:
+        assert drafts[1::2].float().mean() > 3 * drafts[::2].float().mean(), "to those that pay"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chance", [0, 0.4, 0.6, 0.95])
+@pytest.mark.parametrize("forward", [dense, experts, hybrid])
+def test_equal_requests_lose_nothing_by_divided_rows(forward, chance):
+    batch, means = 32, (0, 1, 2, 4, 8, BLOCK)
+    requests = MixedRequests(forward, [chance] * batch, means)
+    found = requests.rate(1000)
+    fixed = [
+        batch * sum(chance**position for position in range(mean + 1)) / time
+        for mean, time in zip(means, requests.times, strict=True)
+    ]
+    assert found >= 0.98 * fixed[0]
+    assert found >= 0.985 * max(fixed)

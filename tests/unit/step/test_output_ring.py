@@ -42,7 +42,7 @@ class Writer:
     def write(self, launch, end=LoopEnd.RUNNING, lines=()):
         entry = self.ring.words[RING_WORDS:].view(ENTRIES, -1)[self.written % ENTRIES]
         assert self.room
-        for index, line in enumerate(lines or [[1, 1, 1, 0, self.written, 0]]):
+        for index, line in enumerate(lines or [[1, 1, 1, 0, 0, self.written, 0]]):
             at = ENTRY_WORDS + index * COLUMNS
             entry[at : at + COLUMNS] = NO_LOGPROB
             entry[at : at + len(line)] = torch.tensor(line)
@@ -88,10 +88,10 @@ def test_each_entry_is_read_once_and_in_order(writer, seed):
             assert {step.launch for step in steps} == {block.launch}
             assert block.loop_end is steps[-1].loop_end
             assert block.batch_sizes == [1] * len(steps)
-            found += [(step.launch, step.rows[0][4], step.loop_end) for step in steps]
+            found += [(step.launch, step.rows[0][5], step.loop_end) for step in steps]
             assert writer.ring.num_read == len(found)
     while block := take(writer.ring):
-        found += [(step.launch, step.rows[0][4], step.loop_end) for step in steps_of(block)]
+        found += [(step.launch, step.rows[0][5], step.loop_end) for step in steps_of(block)]
     assert found == expected
     assert len(found) > 10 * ENTRIES
 
@@ -127,7 +127,7 @@ def test_words_of_an_entry_are_read_after_the_fence(writer):
     writer.ring._fence = lambda: entries.copy_(new)
     blocks = [take(writer.ring) for _ in range(2)]
     assert [[step.launch for step in steps_of(block)] for block in blocks] == [[1], [2, 2]]
-    assert [step.rows[0][4] for block in blocks for step in steps_of(block)] == [0, 1, 2]
+    assert [step.rows[0][5] for block in blocks for step in steps_of(block)] == [0, 1, 2]
 
 
 def test_an_entry_is_released_after_the_fence(writer):
@@ -143,11 +143,11 @@ def test_a_report_keeps_its_words_when_the_entry_is_written_again(writer):
     (step,) = steps_of(take(writer.ring))
     for _ in range(ENTRIES):
         writer.write(2)
-    assert (step.launch, step.rows) == (1, [[1, 1, 1, 0, 0, 0, *NO_LOGPROBS]])
+    assert (step.launch, step.rows) == (1, [[1, 1, 1, 0, 0, 0, 0, *NO_LOGPROBS]])
 
 
 def test_a_report_decodes_the_requests_that_took_part(writer):
-    lines = [[5, 2, 2, 0, 7, 8], [0, 0, 0, 0, 0, 0], [2, 2, 1, int(RequestEnd.STOP), 9, 6]]
+    lines = [[5, 2, 2, 0, 3, 7, 8], [0] * 7, [2, 2, 1, int(RequestEnd.STOP), 3, 9, 6]]
     writer.write(1)
     writer.write(1, LoopEnd.REQUEST, lines)
     first, second = steps_of(take(writer.ring))
@@ -178,18 +178,18 @@ class TestStream:
         stream = reader.stream(1, 6)
         for _ in range(3):
             writer.write(1)
-        numbers = [next(stream).rows[0][4]]
+        numbers = [next(stream).rows[0][5]]
         for step in stream:
-            numbers.append(step.rows[0][4])
+            numbers.append(step.rows[0][5])
             break
-        numbers += [step.rows[0][4] for step in stream.available()]
+        numbers += [step.rows[0][5] for step in stream.available()]
         assert stream.poll() is None
         loop = iter(stream)
         for end in (LoopEnd.RUNNING, LoopEnd.RUNNING, LoopEnd.STEPS):
             writer.write(1, end)
-        numbers.append(next(loop).rows[0][4])
-        numbers.append(stream.poll().rows[0][4])
-        numbers += [step.rows[0][4] for step in loop]
+        numbers.append(next(loop).rows[0][5])
+        numbers.append(stream.poll().rows[0][5])
+        numbers += [step.rows[0][5] for step in loop]
         assert numbers == list(range(6))
         assert stream.end is LoopEnd.STEPS
 
@@ -226,7 +226,7 @@ def test_steps_are_counted_by_the_requests_that_took_part(writer, seed):
         live = random.randint(0, REQUESTS)
         for _ in range(random.randint(1, writer.room)):
             live = random.randint(0, live) if random.random() < 0.4 else live
-            lines = [[row < live, 1, 1, 0, 7, 0] for row in range(REQUESTS)]
+            lines = [[row < live, 1, 1, 0, 0, 7, 0] for row in range(REQUESTS)]
             random.shuffle(lines)
             writer.write(launch, lines=lines)
             expected[live] += 1
