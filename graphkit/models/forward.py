@@ -5,9 +5,9 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from graphkit.buffers import AttentionMetadata, Inputs
-from graphkit.engine.attention import ProjectedHeads
+from graphkit.buffers import Inputs
 from graphkit.engine.kv import RecurrentStatePool
 from graphkit.errors import ConfigError
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
@@ -135,43 +134,20 @@ def batch_forward(
     metadata, slots = inputs.attention, inputs.out_cache_loc
     assert metadata is not None, "a runner sets it"
     left = {module: iter(indices) for module, indices in numbers.items()}
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        layer = next(left[call.module])
+        if layer in selected:
+            call = replace(call, selected=selected[layer])
+        return attention.attend(layer, call, slots, metadata)
+
     return RunningForward(
-        _BatchAttention(attention, left, slots, metadata, selected),
+        attend,
         inputs.positions,
         scan=None if states is None else NodeScan(states, inputs),
         index=attention.index_batch(slots, metadata, first_indexer),
         slots=slots,
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _BatchAttention:
-    """Attends in the layers of a model during one forward of a batch.
-
-    Attributes:
-        attention: Attention over the pools of the layers.
-        left: Indices of the calls of attention that each module has still to make, in order.
-        slots: Slots of the rows.
-        metadata: Metadata of the batch.
-        selected: The keys that the rows see in some layers, by index.
-    """
-
-    attention: LayerGroupAttention
-    left: Mapping[nn.Module, Iterator[int]]
-    slots: torch.Tensor
-    metadata: AttentionMetadata
-    selected: Mapping[int, SelectedKeys]
-
-    def __call__(self, call: AttentionCall, heads: ProjectedHeads | None = None) -> torch.Tensor:
-        """Attend in one layer."""
-        layer = next(self.left[call.module])
-        if layer in self.selected:
-            call = replace(call, selected=self.selected[layer])
-        return self.attention.attend(layer, call, self.slots, self.metadata, heads)
-
-    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
-        """Rotate heads and attend in one layer."""
-        return self(call, heads)
 
 
 class TransformersForward:

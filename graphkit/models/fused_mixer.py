@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn.functional import softplus
 
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.models.cache import StateCache
-from graphkit.models.fusion.observation import agree, random_rows
+from graphkit.models.fusion.observation import agree, random_rows, replaced_forwards
 from graphkit.models.layout import RecurrentLayer
 from graphkit.models.running import NodeScan, running_scan
 from graphkit.ops.decoder import gated_rms_norm
@@ -229,7 +230,6 @@ class _Call(NodeScan):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Let the linear layers and norms of the mixer note and return numbers."""
-        kept: list[tuple[nn.Module, Any]] = []
 
         def linear(child: Any, *args: torch.Tensor, **_: Any) -> torch.Tensor:
             if self.inputs:
@@ -246,24 +246,15 @@ class _Call(NodeScan):
             self.norm_inputs = rows, gate
             return rows
 
+        forwards: dict[nn.Module, Callable[..., Any]] = {}
         for child in self._mixer.modules():
             if child is self._mixer or isinstance(child, nn.Conv1d):
                 continue
             is_linear = isinstance(getattr(child, "out_features", None), int)
-            if not is_linear and (list(child.children()) or not list(child.parameters())):
-                continue
-            kept.append((child, vars(child).get("forward")))
-            noting = linear if is_linear else norm
-            child.forward = lambda *args, child=child, noting=noting, **kwargs: noting(
-                child, *args, **kwargs
-            )
-        try:
+            if is_linear or (not list(child.children()) and list(child.parameters())):
+                forwards[child] = partial(linear if is_linear else norm, child)
+        with replaced_forwards(forwards):
             yield
-        finally:
-            for child, forward in kept:
-                del child.forward
-                if forward is not None:
-                    child.forward = forward
 
 
 def fused_mixer(

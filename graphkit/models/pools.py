@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from inspect import isabstract
 from itertools import count
 from typing import Any
@@ -27,7 +26,6 @@ from graphkit.config import BufferSizes
 from graphkit.engine.attention import (
     PagedAttention,
     PooledAttention,
-    ProjectedHeads,
     SdpaAttention,
     TritonAttention,
 )
@@ -156,20 +154,14 @@ class LayerGroupAttention(PooledAttention):
         call: AttentionCall,
         out_cache_loc: torch.Tensor,
         metadata: AttentionMetadata,
-        heads: ProjectedHeads | None = None,
     ) -> torch.Tensor:
-        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E].
-
-        With ``heads``, these are rotated, and take the place of the rows of the call.
-        """
+        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
         group, index = self._place[layer]
-        if heads is not None and call.selected is not None:
-            rotated = [part.transpose(0, 1)[None] for part in heads.rotated()]
-            call = replace(call, query=rotated[0], key=rotated[1], value=rotated[2])
-            heads = None
-        if heads is not None:
+        if call.selected is not None:
+            call = call.rotated()
+        if call.heads is not None:
             return group.attend_projected(
-                index, heads, out_cache_loc, metadata,
+                index, call.heads, out_cache_loc, metadata,
                 window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
             )[None].contiguous()  # fmt: skip
         pool, rows = group.kv_pool, call.latents

@@ -5,12 +5,12 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -72,6 +72,8 @@ class AttentionCall:
         latents: The latents of the rows, of which ``key`` and ``value`` then have one; ``None``
             without latent attention.
         others: Further arguments that are not ``None`` or false.
+        heads: Projected heads that are rotated first, and take the place of the rows of the call;
+            ``None`` if these are rotated already.
     """
 
     module: Any
@@ -86,6 +88,14 @@ class AttentionCall:
     selected: SelectedKeys | None
     others: dict[str, Any]
     latents: LatentRows | None = None
+    heads: ProjectedHeads | None = None
+
+    def rotated(self) -> AttentionCall:
+        """Return the call with rotated rows."""
+        if self.heads is None:
+            return self
+        query, key, value = (part.transpose(0, 1)[None] for part in self.heads.rotated())
+        return replace(self, query=query, key=key, value=value, heads=None)
 
     def expanded(self) -> AttentionCall:
         """Return the call with the keys and values of its rows in the place of their latents."""
@@ -100,19 +110,8 @@ class AttentionCall:
         return replace(self, key=key, value=value, latents=None)
 
 
-class Attend(Protocol):
-    """What a call of attention does during a forward."""
-
-    def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Return the attended values, [1, T, N, E]."""
-
-
-@runtime_checkable
-class AttendProjected(Attend, Protocol):
-    """An ``Attend`` that can also rotate the heads, so that one kernel rotates and stores them."""
-
-    def projected(self, call: AttentionCall, heads: ProjectedHeads) -> torch.Tensor:
-        """Rotate heads and attend with them in the place of the call's rows: [1, T, N, D]."""
+Attend = Callable[[AttentionCall], torch.Tensor]
+"""Attends in one layer of a forward: returns the attended values, [1, T, N, E]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,7 +273,7 @@ _RUNNING: ContextVar[RunningForward | None] = ContextVar("graphkit_forward", def
 
 def attending(attend: Attend, positions: torch.Tensor) -> AbstractContextManager[None]:
     """Let prepared models attend through ``attend``, at positions [T], in a block."""
-    return RunningForward(attend, positions).running()
+    return RunningForward(lambda call: attend(call.rotated()), positions).running()
 
 
 def running_forward() -> RunningForward:

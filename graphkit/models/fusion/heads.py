@@ -21,7 +21,7 @@ from graphkit.models.fusion.linears import MergedLinears
 from graphkit.models.fusion.norms import Norm
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, run_at
 from graphkit.models.quantization.linear import QuantizedLinear
-from graphkit.models.running import AttendProjected, AttentionCall, running_forward
+from graphkit.models.running import AttentionCall, running_forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,11 +72,7 @@ class RotatedAttention:
             self.rotated,
             self.gated,
         )
-        if isinstance(running.attend, AttendProjected):
-            attended = running.attend.projected(self.call, heads)
-        else:
-            query, key, value = (part.transpose(0, 1)[None] for part in heads.rotated())
-            attended = running.attend(replace(self.call, query=query, key=key, value=value))
+        attended = running.attend(replace(self.call, heads=heads))
         leaves = [None] * self.form.num_leaves
         flat = attended.flatten(2)
         if self.gated:

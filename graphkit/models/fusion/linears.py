@@ -7,8 +7,7 @@ import mmap
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
+from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, replaced_forwards
 from graphkit.models.quantization.linear import QuantizedLinear, merge_quantized, project_quantized
 from graphkit.models.quantization.weight import QuantizedWeight, join_rows
 from graphkit.models.running import running_products
@@ -174,7 +173,8 @@ def merge_linears(
         for layers in readers.values():
             if len(layers) > 1 and len(set(layers)) == len(layers):
                 done.update(layers)
-                with _strided_outputs(layers):
+                wider = {layer: partial(_widened, layer.forward) for layer in layers}
+                with replaced_forwards(wider):
                     same = call.repeats(positions)
                 if same:
                     merged.append(MergedLinears(layers))
@@ -235,16 +235,7 @@ def _drop_file_pages(address: int, size: int) -> None:
             system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGEOUT)
 
 
-@contextmanager
-def _strided_outputs(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let layers return parts of wider tensors, as merged layers do."""
-
-    def widened(forward: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        columns = forward(input)
-        return torch.cat([columns, columns], -1)[..., : columns.shape[-1]]
-
-    with ExitStack() as stack:
-        for layer in layers:
-            layer.forward = partial(widened, layer.forward)
-            stack.callback(vars(layer).pop, "forward")
-        yield
+def _widened(forward: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    """Return a part of a wider tensor, as merged layers do."""
+    columns = forward(input)
+    return torch.cat([columns, columns], -1)[..., : columns.shape[-1]]

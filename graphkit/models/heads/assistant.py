@@ -25,7 +25,7 @@ from graphkit.models.layout import AttentionLayer, ModelLayout, output_head
 from graphkit.models.model import TransformersModel
 from graphkit.models.pools import TargetKeys
 from graphkit.models.residual import DeferredSums
-from graphkit.models.running import AttentionCall, RunningForward
+from graphkit.models.running import AttentionCall, attending
 from graphkit.models.versions import numbered
 from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
@@ -111,7 +111,7 @@ class AssistantDraft(DraftModel):
             query = call.query[0].transpose(0, 1)
             return keys.attend_stored(layer, query, metadata, window)[None]
 
-        with RunningForward(attend, positions).running(), DeferredSums(self.layout.norm_sizes):
+        with attending(attend, positions), DeferredSums(self.layout.norm_sizes):
             logits, hidden = self._compute(torch.cat([self._embed(ids), hidden], -1), positions)
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 

@@ -12,7 +12,7 @@ without a wrapper.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Any
@@ -23,6 +23,7 @@ from torch import nn
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs.capture_failure import describe_exception
+from graphkit.models.fusion.observation import replaced_forwards
 from graphkit.models.wrapper.module_rows import (
     Choices,
     joined_choices,
@@ -228,7 +229,7 @@ class ModelLogits:
             return lambda positions: logits[list(positions)]
 
         def rows(positions: Sequence[int]) -> torch.Tensor:
-            with _returning(body, outputs[0]):
+            with replaced_forwards({body: lambda *_, **__: outputs[0]}):
                 return self.run(ids, positions)
 
         return rows
@@ -240,20 +241,6 @@ def _body_without_head(model: object) -> nn.Module | None:
     if not isinstance(model, nn.Module) or not isinstance(body, nn.Module) or body is model:
         return None
     return body if _ROWS_ARGUMENT in signature(model.forward).parameters else None
-
-
-@contextmanager
-def _returning(module: nn.Module, output: object) -> Iterator[None]:
-    """Let a module return an output that it computed before, in the block."""
-    own = vars(module).get("forward")
-    module.forward = lambda *_, **__: output
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
 
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
