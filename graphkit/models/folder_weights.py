@@ -21,19 +21,21 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.pytorch_utils import Conv1D
 
 from graphkit.distributed import RankGroup
-from graphkit.errors import CheckpointError
+from graphkit.errors import CheckpointError, ConfigError
 from graphkit.models import experts
 from graphkit.models.expert_weights import ExpertWeights, StoredRows, read_experts
 from graphkit.models.layout import output_head
 from graphkit.models.plain_tensors import PlainTensors, checked_rows
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.quantization.linear import QuantizedLinear
+from graphkit.models.quantization.linear import QuantizedExperts, QuantizedLinear
 from graphkit.models.quantization.stored import StoredLayout
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.refusals import load_error
 from graphkit.models.stored_tensors import Target, check_stored, targets
 from graphkit.models.tensor_parallel import Part, RankSplit
 
+_LAYER_TOLERANCE = 1e-4
+"""Largest difference of a product of a quantised layer in float32, over its size."""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -45,7 +47,8 @@ def load_weights(
     device: torch.device,
     trust_remote_code: bool,
     group: RankGroup | None = None,
-) -> tuple[PreTrainedModel, StoredRows, RankSplit | None]:
+    check: bool = True,
+) -> tuple[PreTrainedModel, RankSplit | None]:
     """Load a model whose quantised linear layers become ``QuantizedLinear``.
 
     Its quantised experts become ``QuantizedExperts``. Other weights that transformers merges,
@@ -60,9 +63,10 @@ def load_weights(
         trust_remote_code: As for ``load``.
         group: Ranks that split the model. Each reads its part, and all of the few tensors that
             transformers converts otherwise than by stacking experts.
+        check: See ``ReadTensors.install``.
 
     Returns:
-        The model, rows of its quantised layers for the check, and how ranks split it.
+        The model, and how ranks split it.
 
     Raises:
         CheckpointError: transformers cannot create the model, or tensors are missing, are not used,
@@ -80,8 +84,8 @@ def load_weights(
     is_quantised, held = layout is not None, read.held.weights
     check_stored(folder, model, read.report, tensors, is_quantised=is_quantised, held=held)
     tensors.warn_dequantised(read.dequantised, shape.dtype)
-    read.install()
-    return model, read.checked, split
+    read.install(check=check)
+    return model, split
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +99,7 @@ class ReadTensors:
         held: Its quantised experts.
         checked: Rows of both, for the check.
         dequantised: Stored names of quantised tensors that are held dequantised.
+        dtype: Data type of the other weights.
     """
 
     model: PreTrainedModel
@@ -103,9 +108,18 @@ class ReadTensors:
     held: ExpertWeights
     checked: StoredRows
     dequantised: list[str]
+    dtype: torch.dtype
 
-    def install(self) -> None:
-        """Put the quantised layers and experts in their places, in those tied to them, too."""
+    @torch.no_grad()
+    def install(self, *, check: bool = True) -> None:
+        """Put the quantised layers and experts in their places, in those tied to them, too.
+
+        Args:
+            check: Whether their products are compared with those of rows that the folder stores.
+
+        Raises:
+            ConfigError: They differ by more than rounding.
+        """
         layers: dict[torch.Tensor, QuantizedLinear] = {}
         for path, weight in self.weights.items():
             plain = self.model.get_submodule(path)
@@ -118,6 +132,8 @@ class ReadTensors:
         self.held.install(self.model)
         if self.held.weights:
             self.model.set_experts_implementation(experts.IMPLEMENTATION)
+        for name, (rows, numbers) in self.checked.items() if check else ():
+            _check_products(name, self.model, rows, numbers, self.dtype)
 
 
 def read_tensors(
@@ -187,7 +203,7 @@ def read_tensors(
     model.__class__ = type(shape)
     if split is not None:
         split.cut(model, split.parts.keys() - cut - held.weights.keys())
-    return ReadTensors(model, report, weights, held, checked, dequantised)
+    return ReadTensors(model, report, weights, held, checked, dequantised, shape.dtype)
 
 
 def _experts_stored(placed: Mapping[str, Target]) -> dict[str, int]:
@@ -331,3 +347,37 @@ class _Lazy:
     def __getitem__(self, _: object) -> torch.Tensor:
         tensor = self._read()
         return tensor if self._part is None else self._part.of(tensor)
+
+
+def _check_products(
+    name: str, model: nn.Module, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Compare products of a quantised layer or expert with those of rows that its folder stores.
+
+    Raises:
+        ConfigError: They differ by more than rounding.
+    """
+    path, _, expert = name.rpartition(".")
+    layer, options = model.get_submodule(path), dict[str, int]()
+    if isinstance(layer, QuantizedExperts):
+        options = {"expert": int(expert)}
+    else:
+        layer = model.get_submodule(name)
+    bias: torch.Tensor | None = getattr(layer, "bias", None)
+    device = next(layer.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, weight.shape[1], generator=generator).to(dtype)
+    got = (
+        layer.forward(inputs.to(device), **options).float().cpu()[:, rows]
+    )  # without the sum over ranks
+    expected = inputs.float() @ weight.T.cpu()
+    if bias is not None:
+        expected = expected + bias.float().cpu()[rows]
+    difference, size = (got - expected).norm(dim=0), expected.norm(dim=0)
+    allowed = max(_LAYER_TOLERANCE, 8 * torch.finfo(dtype).eps)
+    if not bool((difference <= allowed * size.clamp(min=float(size.mean()) / 16)).all()):
+        raise ConfigError(
+            f"{name} computes other products than its quantised weight in the folder. Report this "
+            "with config.json of the folder; check=False skips the comparison.",
+            field="folder_or_model",
+        )

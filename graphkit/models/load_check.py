@@ -13,23 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 import transformers
-from torch import nn
 from transformers import PreTrainedModel
 
 from graphkit.errors import CheckpointError, ConfigError, short_repr
 from graphkit.models.folder import TEXT_PARTS, read_config
 from graphkit.models.model import TransformersModel
-from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.wrapper.comparison import check_wrapper
 from graphkit.models.wrapper.text_batches import BEYOND_WINDOW, window_settings
 from graphkit.spec import ForwardMode
-
-if TYPE_CHECKING:
-    from graphkit.models.expert_weights import StoredRows
 
 logger = logging.getLogger(__name__)
 _ROTATION = ("rope_scaling", "rope_parameters", "rope_theta")
@@ -155,8 +148,6 @@ _QUANTISED_TOLERANCE = 2.0**15
 Activations that are rounded to eight bits differ by a whole step where the last bits before
 differ.
 """
-_LAYER_TOLERANCE = 1e-4
-"""Largest difference of a product of a quantised layer in float32, over its size."""
 _USUAL_CONTEXT = 256
 _LARGEST_WINDOW = 1024
 """Largest window or chunk that the prompt of the check exceeds: longer prompts take long to run."""
@@ -165,8 +156,8 @@ _WITHOUT_WINDOW = frozenset({"full_attention", "linear_attention"})
 """Types of layers, in configs, that see all tokens before them."""
 
 
-def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = None) -> None:
-    """Compare a prepared model with its folder, and its logits with those of the model itself.
+def check_loaded(loaded: TransformersModel) -> None:
+    """Compare the logits of a prepared model with those of the model itself.
 
     Logs at INFO if the model has a window that is too large for the prompts of the check.
 
@@ -174,8 +165,6 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
         ConfigError: They differ by more than rounding.
         TargetError: The logits of the model depend on later tokens.
     """
-    for name, (rows, weight) in (stored_rows or {}).items():
-        _check_layer(name, loaded.original, rows, weight, loaded.dtype)
     is_quantised = getattr(loaded.model, "hf_quantizer", None) is not None
     is_wide = loaded.model.dtype.itemsize > 2
     name, context = type(loaded.model).__name__, _context_len(loaded)
@@ -199,40 +188,6 @@ def check_loaded(loaded: TransformersModel, stored_rows: StoredRows | None = Non
             name, " and ".join(f"{setting} {size}" for setting, size in left), record.prompt_length,
             min(longest, loaded.longest_context or longest),
         )  # fmt: skip
-
-
-def _check_layer(
-    name: str, model: nn.Module, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
-) -> None:
-    """Compare products of a quantised layer or expert with those of rows that its folder stores.
-
-    Raises:
-        ConfigError: They differ by more than rounding.
-    """
-    path, _, expert = name.rpartition(".")
-    layer, options = model.get_submodule(path), dict[str, int]()
-    if isinstance(layer, QuantizedExperts):
-        options = {"expert": int(expert)}
-    else:
-        layer = model.get_submodule(name)
-    bias: torch.Tensor | None = getattr(layer, "bias", None)
-    device = next(layer.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4, weight.shape[1], generator=generator).to(dtype)
-    got = (
-        layer.forward(inputs.to(device), **options).float().cpu()[:, rows]
-    )  # without the sum over ranks
-    expected = inputs.float() @ weight.T.cpu()
-    if bias is not None:
-        expected = expected + bias.float().cpu()[rows]
-    difference, size = (got - expected).norm(dim=0), expected.norm(dim=0)
-    allowed = max(_LAYER_TOLERANCE, 8 * torch.finfo(dtype).eps)
-    if not bool((difference <= allowed * size.clamp(min=float(size.mean()) / 16)).all()):
-        raise ConfigError(
-            f"{name} computes other products than its quantised weight in the folder. Report this "
-            "with config.json of the folder; check=False skips the comparison.",
-            field="folder_or_model",
-        )
 
 
 def _context_len(loaded: TransformersModel) -> int | None:

@@ -45,7 +45,6 @@ from graphkit.models.weight_reads import dequantize_read_weights
 from graphkit.ops.argument_rules import check_dtype
 
 if TYPE_CHECKING:
-    from graphkit.models.expert_weights import StoredRows
     from graphkit.models.heads.draft_model import DraftModel
 
 _log = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ def _loaded(
     group: RankGroup | None = None,
     prepares: bool = True,
 ) -> TransformersModel:
-    folder, stored_rows, split = None, None, None
+    folder, split = None, None
     if isinstance(folder_or_model, PreTrainedModel):
         check_model(folder_or_model, field)
         model = folder_or_model if dtype is None else nn.Module.to(folder_or_model, dtype)
@@ -207,9 +206,7 @@ def _loaded(
             split.cut(model)
     else:
         folder = str(folder_or_model)
-        model, stored_rows, split = _from_folder(
-            Path(folder), dtype, device, trust_remote_code, group
-        )
+        model, split = _from_folder(Path(folder), dtype, device, trust_remote_code, group, check)
         check_keys(Path(folder), model)
     if quantize is not None:
         _quantize(model, quantize, device)
@@ -235,7 +232,7 @@ def _loaded(
     _refuse_encoder(model, layout)
     loaded = TransformersModel(model, original, layout, folder, split=split)
     if check:
-        check_loaded(loaded, stored_rows)
+        check_loaded(loaded)
     return loaded
 
 
@@ -245,10 +242,11 @@ def _from_folder(
     device: torch.device,
     trust_remote_code: bool,
     group: RankGroup | None,
-) -> tuple[PreTrainedModel, StoredRows | None, RankSplit | None]:
+    check: bool,
+) -> tuple[PreTrainedModel, RankSplit | None]:
     """Load a folder, its quantised layers by graphkit if it reads their layout.
 
-    Returns the model, what the folder has for its check, and how ranks split it.
+    Returns the model, and how ranks split it.
     """
     has_config = False
     with suppress(OSError, ValueError):  # a name that no file can have
@@ -277,7 +275,7 @@ def _from_folder(
 
         return load_weights(
             folder, layout, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
-            group=group,
+            group=group, check=check,
         )  # fmt: skip
     if settings and not _has_quantizer(settings):
         raise CheckpointError(
@@ -291,7 +289,7 @@ def _from_folder(
             f"transformers reads and ranks do not split. Load it on one device. {reason}".rstrip(),
             field="group",
         )
-    return _by_transformers(folder, dtype, trust_remote_code, reason), None, None
+    return _by_transformers(folder, dtype, trust_remote_code, reason), None
 
 
 def _has_quantizer(settings: Mapping[str, Any]) -> bool:
