@@ -52,23 +52,18 @@ def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
             projection = modules[layer.latent.projection]
             sizes = layer.heads, layer.key_size - layer.latent.rotated_size
             module = modules[layer.name]
-            module.forward = _Latent(module.forward, projection, sizes, layer.latent.cache_argument)
+            argument = layer.latent.cache_argument
+            module.forward = _over_latents(module.forward, projection, sizes, argument)
 
 
-class _Latent:
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        projection: nn.Module,
-        sizes: tuple[int, int],
-        argument: str,
-    ) -> None:
-        self._forward, self._projection, self._argument = forward, projection, argument
-        self._sizes = sizes
+def _over_latents(
+    forward: Callable[..., Any], projection: nn.Module, sizes: tuple[int, int], argument: str
+) -> Callable[..., Any]:
+    """Return a forward whose attention gets the latents that it passes to its cache."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         running, cache = running_forward(), LatentCache()
-        projections = AbsorbedProjections(self._projection.get_parameter("weight"), *self._sizes)
+        projections = AbsorbedProjections(projection.get_parameter("weight"), *sizes)
 
         def attend(call: AttentionCall) -> torch.Tensor:
             if cache.rows is not None:
@@ -76,7 +71,9 @@ class _Latent:
             return running.attend(call)
 
         with replace(running, attend=attend).running():
-            return self._forward(*args, **kwargs | {self._argument: cache})
+            return forward(*args, **kwargs | {argument: cache})
+
+    return run
 
 
 def pass_mask(model: PreTrainedModel, layout: ModelLayout) -> None:
@@ -249,13 +246,14 @@ def _replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
     for name, argument in arguments.items():
         if argument:
             module = modules[name]
-            module.forward = _WithLength(module.forward, argument)
+            module.forward = _with_length(module.forward, argument)
 
 
-class _WithLength:
-    def __init__(self, forward: Callable[..., Any], argument: str) -> None:
-        self._forward, self._argument = forward, argument
+def _with_length(forward: Callable[..., Any], argument: str) -> Callable[..., Any]:
+    """Return a forward whose cache has the running positions as its length."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         past = PastLength(running_forward().positions)
-        return self._forward(*args, **kwargs | {self._argument: past})
+        return forward(*args, **kwargs | {argument: past})
+
+    return run

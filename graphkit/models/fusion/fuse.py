@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from graphkit.models.fusion.heads import RotatedAttention, find_rotated_attention
@@ -18,6 +17,7 @@ from graphkit.models.fusion.linears import MergedLinears, merge_linears, plain_l
 from graphkit.models.fusion.norms import defer_products, find_norms
 from graphkit.models.fusion.observation import (
     ROWS,
+    Intercepted,
     ModuleCall,
     Run,
     agree,
@@ -157,7 +157,7 @@ def fuse_modules(
     unused = _without_unused(root, run, near, heads.values())
     own_linears, others_of_torch = _products_of_torch(root, {*linears, *others, *forwards})
     for module in own_linears:
-        module.forward = LinearsByOp(module.forward)
+        module.forward = _linears_by_op(module.forward)
     norm_sizes = frozenset(
         len(norms[call.module].weight)
         for call in root.walk()
@@ -215,27 +215,21 @@ def _products_of_torch(
     return own_linears, others
 
 
-class LinearsByOp:
-    """A forward whose calls of ``torch.nn.functional.linear`` run by ``graphkit::linear``.
+def _linears_by_op(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward whose calls of ``torch.nn.functional.linear`` run by ``graphkit::linear``.
 
     Such as that of a router, which keeps a weight of its own. Rows then do not depend on the batch.
     """
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+    def handle(function: Any, *args: Any, **kwargs: Any) -> Any:
+        replaced = project if function is torch.nn.functional.linear else function
+        return replaced(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward."""
-        with _OpForLinear():
-            return self._forward(*args, **kwargs)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with Intercepted(handle):
+            return forward(*args, **kwargs)
 
-
-class _OpForLinear(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        replaced = project if func is torch.nn.functional.linear else func
-        return replaced(*args, **kwargs or {})
+    return run
 
 
 def _without_unused(

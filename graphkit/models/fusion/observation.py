@@ -157,21 +157,18 @@ class ModuleCall:
         return agree(self.output, output)
 
 
-class _NotedProducts(TorchFunctionMode):
-    """Tells which functions of torch multiply, for ``MULTIPLYING``."""
+class Intercepted(TorchFunctionMode):
+    """Calls ``handle(function, *args, **kwargs)`` in the place of functions of torch in a block."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, handle: Callable[..., Any]) -> None:
         super().__init__()
-        self._note = note
+        self._handle = handle
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = getattr(func, "__name__", "")
-        # A product of one input, as of positions and frequencies, adds nothing.
-        if name in MULTIPLYING and args[0] is not None and _inputs(args[0]) != 1:
-            self._note(name)
-        return func(*args, **kwargs or {})
+        """Handle a call."""
+        return self._handle(func, *args, **kwargs or {})
 
 
 def _inputs(operand: Any) -> int | None:
@@ -208,8 +205,14 @@ def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
         stack[-1].attention.append(call)
         return random_attention(call)
 
-    products = _NotedProducts(lambda name: stack[-1].products.append(name))
-    with ExitStack() as hooks, attending(attend, positions), torch.no_grad(), products:
+    def note(function: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(function, "__name__", "")
+        # A product of one input, as of positions and frequencies, adds nothing.
+        if name in MULTIPLYING and args[0] is not None and _inputs(args[0]) != 1:
+            stack[-1].products.append(name)
+        return function(*args, **kwargs)
+
+    with ExitStack() as hooks, attending(attend, positions), torch.no_grad(), Intercepted(note):
         for module in model.modules():
             hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.enter_context(module.register_forward_hook(leave))

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from graphkit.models.experts import IMPLEMENTATION, experts_of
-from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
+from graphkit.models.fusion.observation import Intercepted, ModuleCall, agree, random_rows
 from graphkit.ops.experts import choose_experts
 from graphkit.ops.linear import project
 
@@ -59,23 +58,6 @@ class Router:
         return tuple(result for _, result in sorted(zip(self._places, results, strict=True)))
 
 
-class _GivenLogits(TorchFunctionMode):
-    """Returns given logits for the product of a router, and notes the product."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        super().__init__()
-        self._logits = logits
-        self.products: list[tuple[Any, ...]] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not torch.nn.functional.linear:
-            return func(*args, **kwargs or {})
-        self.products.append((*args, *(kwargs or {}).values()))
-        return self._logits.view(*args[0].shape[:-1], -1)
-
-
 def find_routers(root: ModuleCall) -> dict[nn.Module, Router]:
     """Return the called modules that are routers.
 
@@ -102,11 +84,19 @@ def _router(call: ModuleCall) -> Router | None:
         return None
     weight = own[weights[0]]
     logits = _different_numbers(rows.numel() // rows.shape[-1], len(weight)).to(rows)
-    with _GivenLogits(logits) as given, torch.no_grad():
+    products: list[tuple[Any, ...]] = []
+
+    def given(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function is not torch.nn.functional.linear:
+            return function(*args, **kwargs)
+        products.append((*args, *kwargs.values()))
+        return logits.view(*args[0].shape[:-1], -1)
+
+    with Intercepted(given), torch.no_grad():
         expected = module.forward(rows)
-    if len(given.products) != 1:
+    if len(products) != 1:
         return None
-    ((x, *parameters),) = given.products
+    ((x, *parameters),) = products
     names = [name for each in parameters for name, own_one in own.items() if own_one is each]
     if x.shape[-1:] != rows.shape[-1:] or x.data_ptr() != rows.data_ptr() or x.dtype != rows.dtype:
         return None

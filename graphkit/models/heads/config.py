@@ -249,16 +249,34 @@ def head_config(data: Mapping[str, object]) -> PreTrainedConfig:
     return layer_config(data)
 
 
-def as_object(data: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """Return a nested object; empty if it is absent.
+_EXPECTED: Mapping[type, str] = {
+    dict: "an object", list: "a list of ints", bool: "true or false", int: "an int",
+    float: "a number",
+}  # fmt: skip
+
+
+def setting(data: Mapping[str, object], name: str, kind: type, default: Any = None) -> Any:
+    """Return a setting of ``config.json`` of a type; a float may be an int, too.
+
+    Args:
+        data: The settings.
+        name: Its name.
+        kind: ``dict``, ``list`` (of ints), ``bool``, ``int`` or ``float``.
+        default: Its value if it is absent or null; ``None`` if it has to be there.
 
     Raises:
-        CheckpointError: The value is not an object.
+        CheckpointError: The setting is absent, or has another type.
     """
-    value = data.get(name) or {}
-    if not isinstance(value, Mapping):
+    value = data.get(name)
+    if value is None and default is not None:
+        return default
+    is_kind = type(value) is kind or (kind is float and type(value) is int)
+    if isinstance(value, list):
+        is_kind = is_kind and all(type(each) is int for each in value)
+    if not is_kind:
         raise CheckpointError(
-            f"config.json: {name} must be an object, got {short_repr(value)}. Correct config.json."
+            f"config.json: {name} must be {_EXPECTED[kind]}, got {short_repr(value)}. Correct "
+            "config.json."
         )
     return value
 

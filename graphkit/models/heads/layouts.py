@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.heads.config import TYPES, as_object, check_settings, layer_count
+from graphkit.models.heads.config import TYPES, check_settings, layer_count, setting
 from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.layers import HeadSources
 
@@ -49,7 +49,7 @@ def eagle_layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
         CheckpointError: A setting is malformed, or changes what the head computes.
     """
     check_settings(data, {NESTED, _CLASS, "eagle_config"}, _EAGLE_ALLOWED)
-    check_settings(as_object(data, "eagle_config"), (), _EAGLE_ALLOWED, "eagle_config")
+    check_settings(setting(data, "eagle_config", dict, {}), (), _EAGLE_ALLOWED, "eagle_config")
     return nested_layer(data)
 
 
@@ -59,7 +59,7 @@ def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
     Raises:
         CheckpointError: The object is malformed, or has settings that graphkit does not compute.
     """
-    nested, kind = as_object(data, NESTED), data.get(_CLASS)
+    nested, kind = setting(data, NESTED, dict, {}), data.get(_CLASS)
     check_settings(nested, (), {}, NESTED)
     if not nested:
         return data
@@ -98,7 +98,7 @@ def eagle3_settings(data: Mapping[str, object]) -> Mapping[str, object]:
     Raises:
         CheckpointError: A setting is malformed, or changes what the head computes.
     """
-    nested = as_object(data, _EAGLE_CONFIG)
+    nested = setting(data, _EAGLE_CONFIG, dict, {})
     check_settings(data, _EAGLE3_USED, _EAGLE3_ALLOWED)
     check_settings(nested, _EAGLE3_USED, _EAGLE3_ALLOWED, _EAGLE_CONFIG)
     for name in _FLAGS:
@@ -125,10 +125,10 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
     """
     inputs, is_output = data.get(_LAYER_IDS), False
     if inputs is None:
-        inputs, is_output = as_object(data, _EAGLE_CONFIG).get(_LAYER_IDS), True
+        inputs, is_output = setting(data, _EAGLE_CONFIG, dict, {}).get(_LAYER_IDS), True
     if inputs is None:
         return None
-    inputs = _ints(inputs, _LAYER_IDS)
+    inputs = setting({_LAYER_IDS: inputs}, _LAYER_IDS, list)
     if not inputs:
         raise CheckpointError(
             f"config.json: {_LAYER_IDS} is an empty list, which does not say what the head reads. "
@@ -136,29 +136,6 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
             "middle and the third to last."
         )
     return tuple(each + is_output for each in inputs)
-
-
-def _ints(value: object, name: str) -> list[int]:
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
-        raise CheckpointError(
-            f"config.json: {name} must be a list of ints, got {short_repr(value)}. Correct it."
-        )
-    return value
-
-
-def flag(data: Mapping[str, object], key: str) -> bool:
-    """Return a boolean; absent or ``None`` is False.
-
-    Raises:
-        CheckpointError: The value is not a boolean.
-    """
-    value = data.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(
-            f"config.json: {key} must be true or false, got {short_repr(value)}. Correct "
-            "config.json."
-        )
-    return bool(value)
 
 
 MODEL_TYPE = "muse_glimmer_assistant"
@@ -209,7 +186,7 @@ def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapp
             "config.json of the draft head is a DFLASH head in the layout of Speculators, which "
             "graphkit does not read. Convert it to the layout of the authors or of transformers."
         )
-    nested = as_object(data, _DFLASH_CONFIG)
+    nested = setting(data, _DFLASH_CONFIG, dict, {})
     for settings, where in ((data, "config.json"), (nested, _DFLASH_CONFIG)):
         allowed = {**_DFLASH_ALLOWED, "num_target_layers": (target.num_hidden_layers,)}
         for name in _WINDOWS if settings is nested else _WINDOWS[:1]:
@@ -233,19 +210,21 @@ def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         CheckpointError: One is missing or malformed.
     """
-    found = {**data, **as_object(data, _DFLASH_CONFIG)}
+    found = {**data, **setting(data, _DFLASH_CONFIG, dict, {})}
     kind = f"{found.get('architectures')} {found.get('projector_type')}".lower()
     anchor = {"sample_from_anchor": "dspark" in kind} | found
-    options: dict[str, Any] = {name: _number(found, name) for name in _SIZES if found.get(name)}
+    options: dict[str, Any] = {
+        name: setting(found, name, int) for name in _SIZES if found.get(name)
+    }
     options |= {
-        name: _number(found, name, (int, float)) for name in _FACTORS if found.get(name) is not None
+        name: setting(found, name, float) for name in _FACTORS if found.get(name) is not None
     }
     return {
-        "target_layer_ids": _ints(found.get("target_layer_ids"), "target_layer_ids"),
-        "block_size": _number(found, "block_size"),
-        "mask_token_id": _number(found, "mask_token_id"),
+        "target_layer_ids": setting(found, "target_layer_ids", list),
+        "block_size": setting(found, "block_size", int),
+        "mask_token_id": setting(found, "mask_token_id", int),
         "options": BlockOptions(
-            sample_from_anchor=flag(anchor, "sample_from_anchor"),
+            sample_from_anchor=setting(anchor, "sample_from_anchor", bool, False),
             markov_head_type=str(found.get("markov_head_type") or "vanilla"),
             **options, **_windows(found),
         ),
@@ -270,30 +249,20 @@ def _windows(data: Mapping[str, object]) -> dict[str, Any]:
             f"{' and '.join(_KINDS)}. Use a head with one of them."
         )
     windowed = tuple(i for i, kind in enumerate(kinds[:count]) if kind == _KINDS[1])
-    if flag(data, "is_causal") and (is_own or len(windowed) < count):
+    if setting(data, "is_causal", bool, False) and (is_own or len(windowed) < count):
         raise CheckpointError(
             "config.json sets is_causal to true, but rows of a block see each other in a layer "
             "without a window. Use a head whose blocks do."
         )
     if not windowed:
         return {}
-    if not is_own and not flag(data, "use_sliding_window"):
+    if not is_own and not setting(data, "use_sliding_window", bool, False):
         raise CheckpointError(
             "config.json: layer_types has sliding_attention, but use_sliding_window is not true. "
             "Correct one of them."
         )
     return {
-        "window": _number(data, "sliding_window") + is_own,
+        "window": setting(data, "sliding_window", int) + is_own,
         "windowed_layers": windowed,
         "is_causal": not is_own and is_causal is not False,
     }
-
-
-def _number(data: Mapping[str, object], name: str, kinds: tuple[type, ...] = (int,)) -> Any:
-    value = data.get(name)
-    if type(value) not in kinds:
-        expected = "an int" if kinds == (int,) else "a number"
-        raise CheckpointError(
-            f"config.json: {name} must be {expected}, got {short_repr(value)}. Correct config.json."
-        )
-    return value

@@ -20,7 +20,7 @@ from graphkit.models.folder import StoredWeights, as_folder, check_tensors, read
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads import layouts
 from graphkit.models.heads.assistant import AssistantDraft as AssistantDraft
-from graphkit.models.heads.config import ASSISTANTS, head_config
+from graphkit.models.heads.config import ASSISTANTS, head_config, setting
 from graphkit.models.heads.dflash import DFlashHead
 from graphkit.models.heads.draft_model import DraftModel, StandaloneDraft
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
@@ -242,7 +242,7 @@ Options = tuple[PreTrainedConfig, dict[str, Any], frozenset[str]]
 
 def _eagle(data: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
     config = head_config(layouts.eagle_layer_config(data))
-    has_bias = _FC_BIAS in names or layouts.flag(data, "fusion_bias")
+    has_bias = _FC_BIAS in names or setting(data, "fusion_bias", bool, False)
     return config, {"fc_bias": has_bias}, frozenset()
 
 
@@ -259,7 +259,7 @@ def _eagle3(file: Mapping[str, object], names: set[str], _target: HeadSources) -
     options: dict[str, Any] = {
         "aux_layers": layouts.aux_layers(file),
         "fc_bias": _FC_BIAS in names,
-        "norm_before_residual": layouts.flag(data, "norm_before_residual"),
+        "norm_before_residual": setting(data, "norm_before_residual", bool, False),
     }
     if vocab_size != config.vocab_size or "d2t" in names:
         options |= {"draft_vocab_size": vocab_size, "has_head": True}
