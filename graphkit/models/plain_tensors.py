@@ -8,12 +8,19 @@ import re
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from graphkit.errors import CheckpointError
-from graphkit.models.folder import Form, StoredWeights, abbreviate, read_quantized_config
+from graphkit.models.folder import (
+    Form,
+    StoredWeights,
+    abbreviate,
+    check_tensors,
+    read_quantized_config,
+)
 from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.quantization.linear import Linear, QuantizedLinear, keep_hooks
 from graphkit.models.quantization.settings import quantization_settings
@@ -100,42 +107,47 @@ class PlainTensors(StoredWeights):
         assert self.layout is not None, "it has quantised layers"
         return self.layout.expert_weights(self.quantized[name][0], self.stored(name, device))
 
-    def keep_quantized(
+    def fill(
         self,
         module: nn.Module,
-        names: Mapping[str, str],
-        parts: Mapping[str, Part],
+        expected: Mapping[str, torch.Tensor],
         device: torch.device,
-    ) -> list[str]:
-        """Replace linear layers of a module by quantised ones, as the folder has them; in place.
+        parts: Mapping[str, Part] = MappingProxyType({}),
+    ) -> None:
+        """Copy the tensors into a module, with quantised layers in the place of linear ones.
+
+        Warns of quantised weights that are no linear layers, or that ranks cannot cut.
 
         Args:
-            module: A module with the dequantised weights, which ``tensor`` has checked.
-            names: The stored name of each tensor of the module, by its name there.
-            parts: The part of a tensor that the module has, by its name there.
+            module: Has memory for the tensors, dequantised.
+            expected: Tensors by name with the shapes of the stored ones.
             device: Where the quantised weights go.
+            parts: The part of a tensor that the module has, by name.
 
-        Returns:
-            The stored names of quantised weights that stay dequantised: those that are no linear
-            layers, such as of experts (see ``keep_experts``), and those that ranks cannot cut.
+        Raises:
+            CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
         """
-        layers = dict(module.named_modules(remove_duplicate=False))
+        check_tensors(self.forms, expected)
+        state, layers = module.state_dict(), dict(module.named_modules(remove_duplicate=False))
+        with torch.no_grad():
+            for name in (name for name in self.forms if name in state):
+                tensor = self.tensor(name)
+                state[name].copy_(parts[name].of(tensor) if name in parts else tensor)
         dequantised = []
-        for name, old in names.items():
-            if old not in self.quantized:
-                continue
+        for name in self.quantized:
             path = name.removesuffix(".weight")
             plain, weight = layers.get(path), None
             if isinstance(plain, nn.Linear) and type(plain).forward in _LINEAR:
-                weight = self.weight(old, device, parts.get(name))
+                weight = self.weight(name, device, parts.get(name))
             if weight is None or not isinstance(plain, nn.Linear):
-                dequantised.append(old)
+                dequantised.append(name)
                 continue
             layer = QuantizedLinear(weight).train(plain.training)
             layer.bias = plain.bias
             keep_hooks(plain, layer)
             module.set_submodule(path, layer)
-        return dequantised
+        if dequantised:
+            self.warn_dequantised(dequantised, state[dequantised[0]].dtype)
 
     def warn_dequantised(self, names: list[str], dtype: torch.dtype) -> None:
         """Warn once that quantised weights are held in a dtype, with the bytes that this takes."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.folder import StoredWeights, as_folder, check_tensors, read_config
+from graphkit.models.folder import StoredWeights, as_folder, read_config
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads import layouts
 from graphkit.models.heads.assistant import AssistantDraft as AssistantDraft
@@ -308,20 +308,14 @@ def _load(
                 f"the checkpoint has {twin} and {name}, which are one tensor of the model. Delete "
                 "one of them."
             )
-    parts = {} if split is None else split.parts
-    for new, name in list(names.items()):
-        if new in ignored or (stored.layout is not None and is_of_rounding(name)):
-            del names[new]
-    check_tensors({new: stored.forms[name] for new, name in names.items()}, expected)
+    used = {
+        new: name
+        for new, name in names.items()
+        if new not in ignored and not (stored.layout is not None and is_of_rounding(name))
+    }
     head.to_empty(device=target_weight.device)
-    state = head.state_dict()
-    with torch.no_grad():
-        for new, name in names.items():
-            if new in state:
-                tensor = stored.tensor(name)
-                state[new].copy_(parts[new].of(tensor) if new in parts else tensor)
-    dequantised = stored.keep_quantized(head, names, parts, target_weight.device)
-    stored.warn_dequantised(dequantised, head.dtype)
+    parts = {} if split is None else split.parts
+    stored.renamed(used).fill(head, expected, target_weight.device, parts)
     if split is not None:
         split.install(head)
     return head.eval().requires_grad_(False)

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter
 from graphkit.errors import CheckpointError, ConfigError
-from graphkit.models.folder import abbreviate, check_tensors
+from graphkit.models.folder import abbreviate
 from graphkit.models.folder_weights import read_tensors
 from graphkit.models.heads.draft_model import DraftModel, last_rows
 from graphkit.models.layout import ModelLayout, decoder_layers, head_shape, output_head
@@ -354,14 +354,9 @@ def _loaded(
     places = {f"{part}.weight": getattr(layer, part).weight for part in _MERGING}
     merging = {name: old for name, old in names.items() if not name.startswith(("block.", "norm."))}
     try:
-        check_tensors({name: stored.forms[old] for name, old in merging.items()}, places)
+        stored.renamed(merging).fill(layer, places, target.device)
     except CheckpointError as error:
         raise _misfit(target, str(error)) from error
-    with torch.no_grad():
-        for name, place in places.items():
-            place.copy_(stored.tensor(merging[name]))
-    left = stored.keep_quantized(layer, merging, {}, target.device)
-    stored.warn_dequantised(left, target.dtype)
     tensors.warn_dequantised(read.dequantised, target.dtype)
     return layer.eval().requires_grad_(False)
 
