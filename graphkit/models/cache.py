@@ -203,12 +203,7 @@ class LatentCache:
 
 
 class IndexCache:
-    """The cache that one indexer sees.
-
-    Args:
-        batch: The index keys of the running batch.
-        number: Index of the indexer.
-    """
+    """The cache that one indexer sees."""
 
     def __init__(self, batch: IndexBatch, number: int) -> None:
         self._batch, self._number = batch, number

@@ -71,13 +71,6 @@ def read_experts(
 
     Those with other scales than ``expert_linear`` has are left out, and so are those whose numbers
     are not the whole parameter, for which the load of the others finds the reason.
-
-    Args:
-        model: The model on the meta device.
-        tensors: The tensors of the folder.
-        placed: Where transformers puts them.
-        parts: Parts that this rank reads.
-        device: Where the weights go.
     """
     read, names = ExpertWeights(), dict[str, list[str]]()
     for name in tensors.quantized:

@@ -124,9 +124,6 @@ def counting_experts(modules: Sequence[nn.Module]) -> Iterator[Callable[[], floa
 
     Replays of graphs that were captured in the block count, until these are closed.
 
-    Args:
-        modules: Modules of experts.
-
     Yields:
         A function that returns the bytes of the weights of chosen experts so far, each counted once
         for each forward. It waits for the device.

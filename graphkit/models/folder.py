@@ -74,10 +74,6 @@ def stored_tensors(file: Path) -> dict[str, Form]:
 def check_tensors(forms: Mapping[str, Form], expected: Mapping[str, Tensor]) -> None:
     """Check that the stored tensors are those of a draft head.
 
-    Args:
-        forms: Shape and dtype of the stored tensors, by name.
-        expected: Tensors of the head, by name.
-
     Raises:
         CheckpointError: A tensor is missing, is unexpected, or has the wrong shape
             or kind of dtype.

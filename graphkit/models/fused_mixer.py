@@ -70,13 +70,7 @@ class GatedNorm:
 
 
 def find_gated_norm(module: nn.Module, width: int, like: torch.Tensor) -> GatedNorm | None:
-    """Return a norm of rows of a width and a gate, or ``None`` if the module is none.
-
-    Args:
-        module: The module.
-        width: Columns of its rows.
-        like: A tensor of the dtype and device of its rows.
-    """
+    """Return a norm of rows of a width and a gate, or ``None`` if the module is none."""
     weights = list(module.parameters())
     if len(weights) != 1 or weights[0].dim() != 1 or "forward" in vars(module):
         return None
@@ -263,14 +257,7 @@ def fused_mixer(
     forward: Callable[..., torch.Tensor],
     like: torch.Tensor,
 ) -> FusedMixer | None:
-    """Return a mixer as five launches, or ``None`` if it does more than them.
-
-    Args:
-        mixer: The module.
-        layer: The layer, with its recurrence.
-        forward: The mixer with graphkit's functions.
-        like: Hidden states, [1, T, hidden].
-    """
+    """Return a mixer as five launches, or ``None`` if it does more than them."""
     shape = layer.recurrence
     if shape is None or shape.has_weight or shape.decays != 1:
         return None

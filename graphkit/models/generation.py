@@ -165,11 +165,6 @@ def folder_defaults(
     The stop tokens are ``eos_token_id`` of ``generation_config.json``, of which null is none, else
     of ``config.json``.
 
-    Args:
-        folder: A folder of transformers.
-        vocab_size: As for ``generation_defaults``.
-        trust_remote_code: Whether Python code in the folder runs.
-
     Raises:
         CheckpointError: A file is damaged, or a setting is malformed.
     """

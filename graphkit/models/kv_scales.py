@@ -27,12 +27,6 @@ def with_kv_scales(
 ) -> ModelLayout:
     """Return a layout whose layers have the scales of a folder, for pools of float8_e4m3fn.
 
-    Args:
-        layout: The layers, with the heads of this rank.
-        model: The model.
-        folder: The folder.
-        group: Ranks that split the model.
-
     Raises:
         CheckpointError: A scale belongs to no attention of the model, or not to its heads, or is
             not positive and finite.

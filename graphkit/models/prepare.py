@@ -95,13 +95,7 @@ def convert_indexers(model: PreTrainedModel, layout: ModelLayout) -> None:
 
 
 class PooledIndexer:
-    """An indexer over the index keys of the running batch.
-
-    Args:
-        forward: Forward of the indexer.
-        layer: The indexer.
-        number: Its index among the indexers.
-    """
+    """An indexer over the index keys of the running batch."""
 
     def __init__(self, forward: Callable[..., Any], layer: IndexLayer, number: int) -> None:
         self._forward, self._layer, self._number = forward, layer, number

@@ -70,10 +70,6 @@ def _at_once(
 class ScannedMixer:
     """A mixer that computes all rows of the running batch in one call.
 
-    Args:
-        forward: Forward of the mixer, see ``scanned_forward``.
-        layer: The layer.
-
     Attributes:
         text: What runs, for ``ModelLayout.replaced``.
     """
@@ -95,11 +91,6 @@ class PooledMixer:
     The nodes of a step run one after the other, parents before their children, because the state
     after each of them is kept. The rows that begin a prompt run in one call, from states of zeros.
     A later chunk of a prompt runs row by row: a mixer may ignore the state before several rows.
-
-    Args:
-        forward: Forward of the mixer.
-        layer: The layer.
-        number: Its index among the recurrent layers.
     """
 
     def __init__(self, forward: Callable[..., Any], layer: RecurrentLayer, number: int) -> None:

@@ -103,11 +103,6 @@ _EXPECTED = {
 def check_type(passed: object, field: str, heads: tuple[type, ...] = ()) -> None:
     """Refuse what is neither a folder nor a model.
 
-    Args:
-        passed: The argument.
-        field: Its name.
-        heads: Further types that are allowed.
-
     Raises:
         ConfigError: It is something else, such as a model in a wrapper.
     """

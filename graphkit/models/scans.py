@@ -55,12 +55,6 @@ def known_mixer(
 
     A mixer with other functions than those that graphkit computes, or that differs from itself by
     more than rounding with graphkit's, is none: its nodes run one after the other.
-
-    Args:
-        mixer: The module, before ``convert_mixers``.
-        layer: Its states.
-        device: Device of the model.
-        dtype: Data type of its hidden states.
     """
     forward = scanned_forward(mixer, layer, 0)
     if forward is None or device.type == "meta" or set(layer.shapes) - {"conv0", _RECURRENCE}:
@@ -111,13 +105,7 @@ def computes_the_same(
 def scanned_forward(
     mixer: nn.Module, layer: RecurrentLayer, number: int
 ) -> Callable[..., torch.Tensor] | None:
-    """Return the forward of a mixer with graphkit's functions, or ``None`` if it has others.
-
-    Args:
-        mixer: The module.
-        layer: Its states.
-        number: Its index among the recurrent layers.
-    """
+    """Return the forward of a mixer with graphkit's functions, or ``None`` if it has others."""
     function: Any = unwrap(type(mixer).forward)
     if "forward" in vars(mixer) or not isinstance(function, FunctionType):
         return None

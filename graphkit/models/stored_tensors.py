@@ -45,12 +45,7 @@ class Target(NamedTuple):
 
 
 def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
-    """Return where transformers puts stored tensors, by stored name.
-
-    Args:
-        model: The model, which may be on the meta device.
-        names: Names of the stored tensors.
-    """
+    """Return where transformers puts stored tensors, by stored name."""
     mapping, state = get_model_conversion_mapping(model), model.state_dict()
     renamings = [step for step in mapping if isinstance(step, WeightRenaming)]
     converters = [step for step in mapping if isinstance(step, WeightConverter)]

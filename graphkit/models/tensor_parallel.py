@@ -51,12 +51,7 @@ class RankSum(_RankHook):
 
 
 class GatheredColumns(_RankHook):
-    """Forward hook that returns the columns of all ranks side by side.
-
-    Args:
-        group: The ranks.
-        columns: Number of all columns (N).
-    """
+    """Forward hook that returns the columns of all ranks side by side."""
 
     def __init__(self, group: RankGroup, columns: int) -> None:
         super().__init__(group)

@@ -19,10 +19,6 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder.
 
-    Args:
-        folder: A folder of transformers.
-        trust_remote_code: Whether Python code in the folder runs.
-
     Raises:
         CheckpointError: The folder has no tokenizer, or it cannot be loaded.
     """

@@ -58,13 +58,7 @@ def find_gated_networks(
     linears: Collection[nn.Module],
     merged: Mapping[nn.Module, MergedLinears],
 ) -> dict[nn.Module, GatedNetwork]:
-    """Return the called modules that are gated networks.
-
-    Args:
-        root: The observed forward.
-        linears: Modules that are linear layers.
-        merged: Those that are merged, with their groups.
-    """
+    """Return the called modules that are gated networks."""
     networks = {
         module: _gated_network(call, linears, merged) for module, call in root.by_module().items()
     }
@@ -189,12 +183,7 @@ def fuse_modules(
 def _products_of_torch(
     root: ModuleCall, replaced: Collection[nn.Module]
 ) -> tuple[list[nn.Module], dict[nn.Module, str]]:
-    """Return modules that multiply by ``linear`` alone, and functions of others that multiply.
-
-    Args:
-        root: The observed forward.
-        replaced: Modules whose products graphkit computes.
-    """
+    """Return modules that multiply by ``linear`` alone, and functions of others that multiply."""
     calls = {
         module: call
         for module, call in root.by_module().items()

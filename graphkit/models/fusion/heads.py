@@ -88,14 +88,7 @@ def find_rotated_attention(
     merged: Mapping[nn.Module, MergedLinears],
     norms: Mapping[nn.Module, Norm],
 ) -> dict[nn.Module, RotatedAttention]:
-    """Return the called modules that are attention of rotated heads.
-
-    Args:
-        calls: Observed forwards, and the positions of each.
-        linears: Modules that are linear layers.
-        merged: Those that are merged, with their groups.
-        norms: Modules that are norms.
-    """
+    """Return the called modules that are attention of rotated heads."""
     root = calls[0][0]
     by_module: dict[nn.Module, list[tuple[ModuleCall, torch.Tensor]]] = defaultdict(list)
     for observed, positions in calls:

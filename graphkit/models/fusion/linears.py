@@ -156,11 +156,6 @@ def merge_linears(
 
     A group stays as it is if the module does not compute the same with merged layers, whose
     outputs are not contiguous.
-
-    Args:
-        root: The observed forward.
-        linears: The layers that may be merged.
-        positions: Those of the observed forward, [T].
     """
     merged: list[MergedLinears] = []
     done: set[nn.Module] = set()

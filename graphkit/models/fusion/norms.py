@@ -98,11 +98,7 @@ def _norm(call: ModuleCall, sums: WeightSums) -> Norm | None:
 
 
 class DeferredProduct:
-    """The forward of a linear layer whose parts are added by the norm behind it.
-
-    Args:
-        layer: The layer.
-    """
+    """The forward of a linear layer whose parts are added by the norm behind it."""
 
     def __init__(self, layer: nn.Linear | QuantizedLinear) -> None:
         self._layer = layer
@@ -137,12 +133,6 @@ def defer_products(
     """Let norms add the parts of products that the model adds to the residual stream; in place.
 
     A forward over random tokens shows which products a model adds to the stream unchanged.
-
-    Args:
-        run: Runs the model; see ``Run``.
-        positions: Positions of the rows, [ROWS].
-        layers: Layers that are not merged.
-        norm_sizes: Row sizes of the norms.
     """
     tried = {
         layer: DeferredProduct(layer)

@@ -181,11 +181,6 @@ def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
 
     Attention returns random numbers.
 
-    Args:
-        model: The model.
-        run: Runs it; see ``Run``.
-        positions: The positions.
-
     Returns:
         The call of the model. Where ``run`` calls other modules, too, it has no output and the
         calls that ``run`` makes.

@@ -63,9 +63,6 @@ def find_routers(root: ModuleCall) -> dict[nn.Module, Router]:
 
     Their own forward runs over logits of which no two of a row are equal: two ways to choose may
     differ among equal ones, and both are right.
-
-    Args:
-        root: The observed forward.
     """
     routers = {module: _router(call) for module, call in root.by_module().items()}
     return {module: router for module, router in routers.items() if router is not None}

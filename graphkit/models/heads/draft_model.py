@@ -116,14 +116,7 @@ class DraftModel(ABC):
         selected: Mapping[int, SelectedKeys] = MappingProxyType({}),
         first_indexer: int = 0,
     ) -> Iterator[None]:
-        """Let the model attend to the KV pools of a batch in a block.
-
-        Args:
-            attention: The backend that stores the keys and values of the layers.
-            inputs: The batch.
-            selected: The keys that its rows see in some layers, by index.
-            first_indexer: Index of the first indexer that the forward reaches.
-        """
+        """Let the model attend to the KV pools of a batch in a block."""
         numbers = {
             self.module.get_submodule(layer.name): (number,)
             for number, layer in enumerate(self.layout.attention)
@@ -137,10 +130,6 @@ class DraftModel(ABC):
 
 class StandaloneDraft(DraftModel):
     """A causal language model with the vocabulary of the target.
-
-    Args:
-        model: The model, prepared by ``prepare_model``.
-        layout: Its layers with state.
 
     Raises:
         ConfigError: The model has recurrent layers.

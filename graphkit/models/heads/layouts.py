@@ -174,10 +174,6 @@ def dflash_name(name: str) -> str:
 def dflash_layer_config(data: Mapping[str, object], target: HeadSources) -> Mapping[str, object]:
     """Return the configuration of the layers, as that of a Qwen3 model.
 
-    Args:
-        data: ``config.json``.
-        target: Sizes of the target. Its vocabulary is that of a file without one.
-
     Raises:
         CheckpointError: A setting changes what the head computes, or the target has another depth.
     """

@@ -49,10 +49,6 @@ ALGORITHMS_BY_KIND: Mapping[str | None, tuple[str, ...]] = {
 def draft_kind(draft: object, target: object) -> str:
     """Return the kind of a draft model, a key of ``ALGORITHMS_BY_KIND``; reads no weights.
 
-    Args:
-        draft: As for ``load``.
-        target: The target's folder, or the target.
-
     Raises:
         ConfigError: It is no draft model for targets of transformers.
         CheckpointError: Its folder is damaged.
@@ -123,11 +119,6 @@ def head_sources(
     model: PreTrainedModel, layout: ModelLayout, group: RankGroup | None = None
 ) -> HeadSources:
     """Return what draft heads use of a target.
-
-    Args:
-        model: The target.
-        layout: Its layers with state.
-        group: Ranks that split it.
 
     Raises:
         ConfigError: The model has no list of layers.

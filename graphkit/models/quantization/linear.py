@@ -21,10 +21,7 @@ SUFFIXES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class QuantizedExperts(nn.Module):
-    """The quantised weight of each expert, in the place of a parameter of a module of experts.
-
-    Args:
-        weights: The weight of each expert, all with scales of one shape.
+    """Quantised weights of experts with scales of one shape, in the place of a parameter.
 
     Attributes:
         weight: Numbers, [E, N, L]; see ``QuantizedWeight``.
@@ -147,10 +144,6 @@ class QuantizedLinear(nn.Module):
     """A linear layer whose weight has eight or four bits per number.
 
     It captures as any layer: nothing is decided on the host but by shapes. It has no gradient.
-
-    Args:
-        weight: The weight.
-        bias: Added to the products, [N]; ``None`` for none.
 
     Attributes:
         weight: ``QuantizedWeight.numbers``.

@@ -145,9 +145,6 @@ def quantization_settings(config: Settings) -> Settings | None:
 
     They are ``quantization_config`` of ``config.json`` or of its ``text_config``, or
     ``compression_config`` of older folders of compressed-tensors.
-
-    Args:
-        config: ``config.json`` of the folder.
     """
     text = config.get("text_config")
     places = [config, text if isinstance(text, Mapping) else {}]

@@ -92,10 +92,6 @@ class StoredLayout:
     def weight(self, path: str, tensors: Tensors) -> QuantizedWeight:
         """Return the weight of a layer.
 
-        Args:
-            path: Name of the layer.
-            tensors: Its tensors by suffix.
-
         Raises:
             CheckpointError: A tensor is missing, or does not have the shape of the layout.
         """
@@ -110,10 +106,6 @@ class StoredLayout:
 
     def experts(self, path: str, tensors: Tensors) -> torch.Tensor:
         """Return the dequantised weights of experts that are one tensor, [E, A, B] float32.
-
-        Args:
-            path: Name of the tensor.
-            tensors: Its tensors by suffix.
 
         Raises:
             CheckpointError: As for ``weight``.
@@ -156,9 +148,6 @@ _INT4: Mapping[str, StoredLayout] = {
 
 def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
     """Return the layout of quantised layers; ``None`` for methods that graphkit does not read.
-
-    Args:
-        config: ``config.json`` of the folder.
 
     Raises:
         CheckpointError: The method is one of those above, with settings that are not supported.

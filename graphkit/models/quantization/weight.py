@@ -90,12 +90,9 @@ class QuantizedWeight:
 
     @staticmethod
     def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-        """Return the weight of all outputs, in the order of the weights; see ``join_rows``.
+        """Return the weight of all outputs of weights of one ``kind``; see ``join_rows``.
 
         Weights of one scale, or of blocks that do not align, get scales of each output.
-
-        Args:
-            weights: Weights of the same ``kind``, at least one.
         """
         first, ends = weights[0], accumulate(weight.out_features for weight in weights)
         aligned = all(end % BLOCK == 0 for end in list(ends)[:-1])

@@ -59,12 +59,6 @@ _AGREEMENT = 0.75
 class BatchComparison:
     """Compares batches, and keeps the result.
 
-    Args:
-        target: The wrapper.
-        logits: Those of the model.
-        rounding: Measures differences.
-        windows: Windows of the model by name, for the advice.
-
     Attributes:
         record: The result so far.
     """

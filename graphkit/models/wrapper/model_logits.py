@@ -260,11 +260,6 @@ def decoding_differences(
 
     Modules that choose take the choices of the run on the whole sequence.
 
-    Args:
-        logits: The model.
-        run: Its run on the sequence.
-        rows_at_once: Rows of the sequence whose logits are computed at once.
-
     Returns:
         The differences, [N]; ``None`` for a function, and for a model that fails or has no cache.
     """

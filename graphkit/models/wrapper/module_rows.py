@@ -64,13 +64,7 @@ class RowValue:
 def recorded_rows(
     modules: Mapping[nn.Module, str], row: int, num_rows: int
 ) -> Iterator[dict[Key, RowValue]]:
-    """Record one row of what each module receives and returns in the block, in order.
-
-    Args:
-        modules: Path of each module.
-        row: Index of the row.
-        num_rows: Number of rows of the run. Tensors with another number of rows are ignored.
-    """
+    """Record one row of what each module receives and returns in the block, in order."""
     recorded: dict[Key, RowValue] = {}
     counts: Counter[tuple[str, str]] = Counter()
     calls = [("", "")]  # path and source of each call that runs
@@ -151,10 +145,6 @@ def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dic
     """Return the path of each module below some roots, so that paths agree with known ones.
 
     A root may contain the model as a submodule: paths then begin there.
-
-    Args:
-        roots: Modules, and objects that are none and are ignored.
-        known: Paths of the modules of the other run. They apply to the same modules here.
     """
     paths: dict[nn.Module, str] = {}
     modules = [root for root in roots if isinstance(root, nn.Module)]
@@ -223,10 +213,6 @@ def recorded_choices(modules: Mapping[nn.Module, str], num_rows: int) -> Iterato
 
     A module chooses if it returns integers for each row. Tensors of the same shape that it returns
     beside them, such as the weights of the experts, belong to the choice.
-
-    Args:
-        modules: Path of each module.
-        num_rows: Number of rows of the run (T).
     """
     choices: Choices = {}
     counts: Counter[str] = Counter()

@@ -246,13 +246,7 @@ def run_batch(
     states: RecurrentStates | None,
     run: Callable[[Any, Sequence[str]], Output],
 ) -> Output:
-    """Run a batch; reset the states of new requests before, and commit those of prompts after.
-
-    Args:
-        batch: The batch.
-        states: States of recurrent layers, if there are any.
-        run: Runs inputs without a graph; takes the optional fields that they omit, too.
-    """
+    """Run a batch; reset the states of new requests before, and commit those of prompts after."""
     rows = torch.as_tensor(batch.inputs.req_pool_indices)
     new = rows[torch.as_tensor(batch.inputs.seq_lens) == 0]
     if states is not None and len(new):
