@@ -13,7 +13,6 @@ from graphkit.models.quantization.linear import (
     QuantizedLinear,
     merge_quantized,
     quantize_linears,
-    restore_linears,
 )
 from graphkit.models.quantization.weight import (
     QUANTIZATIONS,
@@ -123,9 +122,6 @@ def test_layers_that_compute_something_else_or_are_kept_stay():
     assert model.again is model.inner[0]
     assert type(model.head) is nn.Linear
     assert type(model.inner[1]) is Doubled
-    restore_linears(model, torch.bfloat16)
-    assert model.first.weight.dtype == torch.bfloat16
-    assert type(model.inner[0]) is Linear
 
 
 def test_a_layer_states_its_bits_and_keeps_the_shape_of_rows():
