@@ -124,6 +124,10 @@ class FusedMixer:
     ) -> None:
         self.number, self._call, self._found = 0, call, found
         self._mixer, self._decay, self._skip = mixer, decay, call.skip
+        self._options, self._limits = (
+            {name: call.options[name] for name in names if name in call.options}
+            for names in (("scale", "normalise"), ("least", "most"))
+        )
         self._beta_scale, self._norm, self._out = beta_scale, norm, out
         assert layer.recurrence is not None, "the mixer has a scan"
         self._shape = layer.recurrence
@@ -151,14 +155,14 @@ class FusedMixer:
         )
         beta = self._found.get("beta")
         log_weight, bias = (getattr(self._mixer, name) for name in self._decay)
-        limits = {"least": call.limits[0], "most": call.limits[1]} if scan.is_prompt else {}
+        limits = self._limits if scan.is_prompt else {}
         out = scan.recur(
             self.number, shape, query, key, value, products[decay.layer],
             None if beta is None else products[beta.layer], decay_weight=log_weight,
             decay_bias=bias, log_weight=True, beta_scale=self._beta_scale,
             decay_columns=decay.index, beta_columns=None if beta is None else beta.index,
-            skip=getattr(self._mixer, self._skip) if self._skip else None, scale=call.scale,
-            normalise=call.normalise, **limits,
+            skip=getattr(self._mixer, self._skip) if self._skip else None,
+            **self._options, **limits,
         )  # fmt: skip
         out = self._norm(out.flatten(1), products[gate.layer], gate.index)
         result: torch.Tensor = self._out(out[None])
@@ -189,23 +193,11 @@ class _Call(NodeScan):
         self.out_input: torch.Tensor | None = None
 
     @property
-    def limits(self) -> tuple[float, float]:
-        return self.options.get("least", 0.0), self.options.get("most", 3e38)
-
-    @property
     def skip(self) -> str:
         """Name of the parameter that is the factor on the values; empty without."""
         skip = self.options.get("skip")
         own = self._mixer.named_parameters(recurse=False)
         return next((name for name, parameter in own if parameter is skip), "")
-
-    @property
-    def scale(self) -> float:
-        return float(self.options.get("scale", 1.0))
-
-    @property
-    def normalise(self) -> bool:
-        return bool(self.options.get("normalise", False))
 
     def convolve(self, layer: int, x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:  # noqa: ARG002
         chosen = [
