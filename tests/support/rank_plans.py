@@ -278,7 +278,18 @@ def run_commands_of_a_folder():
     for command, options in {
         "generate": ["--prompt", "import os", "--max-new-tokens", "8", "--json"],
         "capture": ["--mode", "TARGET_VERIFY", "--batch-sizes", "1"],
-        "bench": ["--batch-sizes", "1", "--steps", "2", "--rounds", "1", "--context", "8"],
+        "bench": [
+            "--batch-sizes",
+            "1",
+            "--steps",
+            "2",
+            "--rounds",
+            "1",
+            "--context",
+            "8",
+            "--steps-per-launch",
+            "2",
+        ],
     }.items():
         code, texts[command], error = run(command, *words, *options)
         assert code == 0, (command, error)
