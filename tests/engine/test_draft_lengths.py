@@ -348,3 +348,7 @@ def test_rows_go_to_the_requests_whose_drafts_are_accepted(make_engine, task, ge
         assert packed.stats.replays > 5
     finish(engine)
     assert outputs(requests) == texts
+    counts = choices_of(engine).by_request
+    before = counts.any(2).any(1).sum()
+    engine.generate(prompts, SamplingParams(max_new_tokens=1))
+    assert counts.any(2).any(1).sum() < before, "a request begins without counts"
