@@ -11,12 +11,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 import pytest
-import uvicorn
 
 import graphkit as gk
 from engine_target import engine_target
+
+httpx2, uvicorn = pytest.importorskip("httpx2"), pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")  # of the example
+pytest.importorskip("prometheus_client")
 
 SERVE = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "examples" / "serve.py"))
 

@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
                 break
             results.run(name, measure)
     results.write()
-    report = results.current()
+    report = results.report()
     judged = tuple(measure for measure in report.measures if measure.bar is not None)
     Console(width=120).print(bench_view(replace(report, measures=judged)))
     return 1 if results.failed else 0
