@@ -23,9 +23,9 @@ from torch.nn.functional import softplus
 
 from graphkit.engine.kv.scanned import ScanShape
 from graphkit.models.cache import StateCache
-from graphkit.models.fusion.observation import agree, random_rows, replaced_forwards
+from graphkit.models.fusion.observation import agree, random_rows
 from graphkit.models.layout import RecurrentLayer
-from graphkit.models.running import NodeScan, running_scan
+from graphkit.models.running import NodeScan, replaced_forwards, running_scan
 from graphkit.ops.decoder import gated_rms_norm
 
 _ROWS = 2

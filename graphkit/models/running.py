@@ -5,7 +5,7 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -316,3 +317,18 @@ def running_slots(rows: int) -> torch.Tensor | None:
     running = _RUNNING.get()
     slots = None if running is None else running.slots
     return slots if slots is not None and len(slots) == rows else None
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Let modules run other forwards in a block."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            del module.forward
+            if own is not None:
+                module.forward = own

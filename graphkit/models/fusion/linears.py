@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, replaced_forwards
+from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
 from graphkit.models.quantization.linear import QuantizedLinear, merge_quantized, project_quantized
 from graphkit.models.quantization.weight import QuantizedWeight, join_rows
-from graphkit.models.running import running_products
+from graphkit.models.running import replaced_forwards, running_products
 from graphkit.models.tensor_parallel import gathers_columns
 from graphkit.ops.linear import project
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -77,21 +77,6 @@ def _equal(expected: Any, got: Any) -> bool:
     limit = _LIMITS.get(expected.dtype, _LIMIT_OF_HALF) * torch.finfo(expected.dtype).eps
     finite = torch.where(one.isfinite(), one, 0.0)
     return bool((error <= limit * finite.square().mean(-1).sqrt()).all())
-
-
-@contextmanager
-def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Let modules run other forwards in a block."""
-    before = {module: vars(module).get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, own in before.items():
-            del module.forward
-            if own is not None:
-                module.forward = own
 
 
 ROWS = 6

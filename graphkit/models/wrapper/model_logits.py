@@ -23,7 +23,7 @@ from torch import nn
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs.capture_failure import describe_exception
-from graphkit.models.fusion.observation import replaced_forwards
+from graphkit.models.running import replaced_forwards
 from graphkit.models.wrapper.module_rows import (
     Choices,
     joined_choices,

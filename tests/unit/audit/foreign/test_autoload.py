@@ -97,6 +97,15 @@ def test_a_recorded_process_observes_the_captures_of_torch(start, tmp_path):
     assert [path.name for path in (tmp_path / "graphs").iterdir()] == ["torch"]
 
 
+def test_audits_and_commands_need_no_transformers(start):
+    """An audited program may have none, and its import takes seconds and writes to stderr."""
+    start(
+        "import sys; sys.modules['transformers'] = None\n"
+        "import graphkit.audit.foreign.audits.program_audit, graphkit.audit.report, graphkit.cli\n"
+        "import graphkit.testing, graphkit.audit.wrong_outputs, graphkit.audit.rows.sequences"
+    )
+
+
 @pytest.mark.slow
 def test_a_torch_that_cannot_keep_graphs_is_not_recorded_and_continues(start, tmp_path):
     code = (
