@@ -195,7 +195,14 @@ class Eagle3Head(DraftHead):
         ids_T, hidden_TF = self.random_rows(len(positions_T), 3 * self.config.hidden_size)
         return self.predict(ids_T, hidden_TF, positions_T)
 
-    def forward(self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids_T: Tensor,
+        hidden_TF: Tensor,
+        positions_T: Tensor,
+        *,
+        with_logits: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the head over flat tokens.
 
         Args:
@@ -203,37 +210,37 @@ class Eagle3Head(DraftHead):
             hidden_TF: Three residual streams of the target, or the result of the previous draft
                 step.
             positions_T: Position of each row in its request.
+            with_logits: Whether to return the logits of all rows, too. The final norm, which
+                computes the last sum, then runs once.
 
         Returns:
-            The hidden states, before the final norm.
+            The hidden states, before the final norm; with ``with_logits``, the logits and the
+            hidden states.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
-            hidden_TF: [T, 3 H] or [T, H]. result: [T, H].
+            hidden_TF: [T, 3 H] or [T, H].
+            hidden states: [T, H]. logits: [T, V].
         """
-        return self._decoded(input_ids_T, hidden_TF, positions_T)[1]
-
-    def predict(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DraftHead.predict``; the arguments are those of ``forward``."""
-        normed_TH, hidden_TH = self._decoded(*rows)
-        return super().logits(normed_TH), hidden_TH
-
-    def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the final norm and the output head: [T, H] to [T, V]."""
-        return super().logits(self.norm(hidden_TH))
-
-    def _decoded(
-        self, input_ids_T: Tensor, hidden_TF: Tensor, positions_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states after and before the final norm, which computes their sum."""
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
         norms = self.midlayer.input_layernorm, self.midlayer.hidden_norm
         eps = self.config.rms_norm_eps
         normed_1TI = self._inputs(input_ids_T, hidden_TH, norms, eps)[None]
         rotation = self.rotary_emb(normed_1TI, positions_T[None])
         out_1TH = self.midlayer(normed_1TI, hidden_TH[None], rotation)
-        normed_TH = self.norm(out_1TH)[0]
-        return normed_TH, out_1TH[0]
+        normed_TH = self.norm(out_1TH)[0]  # first, since it computes the last sum
+        out_TH: Tensor = out_1TH[0]
+        return (super().logits(normed_TH), out_TH) if with_logits else out_TH
+
+    def predict(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DraftHead.predict``; the arguments are those of ``forward``."""
+        # By a call of the head, whose operations are then recorded as those of its module.
+        out: tuple[Tensor, Tensor] = self(*rows, with_logits=True)
+        return out
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the final norm and the output head: [T, H] to [T, V]."""
+        return super().logits(self.norm(hidden_TH))
 
 
 def _check_one_layer(config: PreTrainedConfig) -> None:
