@@ -79,8 +79,8 @@ def survival_levels(counts: torch.Tensor, of_requests: torch.Tensor) -> torch.Te
     The acceptance of a position has a prior, which counts for ``REQUEST_WEIGHT`` observations of
     the request. For the first position it is the acceptance of all requests, see ``choose_body``.
     For a later one it is the request's acceptance of the position before, times the same ratio of
-    all requests, at most 1: steps that draft little tell much of later positions, too. Chances do
-    not rise from one position to the next.
+    all requests, and at most 1: steps that draft little tell much of later positions, too. Chances
+    do not rise from one position to the next.
 
     Args:
         counts: Counts of all requests, [S, 2] float32.
@@ -94,10 +94,10 @@ def survival_levels(counts: torch.Tensor, of_requests: torch.Tensor) -> torch.Te
     levels = []
     for position, (reached, kept) in enumerate(counts):
         before, rate = rate, (kept + weight * rate) / (reached + weight)
-        ratio = rate if not position else (rate / before.clamp(min=LEAST_RATE)).clamp(max=1)
+        ratio = rate if not position else rate / before.clamp(min=LEAST_RATE)
         weight = NEXT_WEIGHT
         tried, right = of_requests[:, position].unbind(1)
-        own = (right + REQUEST_WEIGHT * (own * ratio)) / (tried + REQUEST_WEIGHT)
+        own = (right + REQUEST_WEIGHT * (own * ratio).clamp(max=1)) / (tried + REQUEST_WEIGHT)
         path = path * own
         levels.append((path * LEVELS).long())
     return torch.stack(levels, 1)

@@ -105,13 +105,13 @@ def _survival_levels(
         rate = (tl.load(acceptance + position * 2 + 1) + weight * rate) / (
             tl.load(acceptance + position * 2) + weight
         )
-        ratio = tl.minimum(rate / tl.maximum(before, _LEAST_RATE), 1.0)
+        ratio = rate / tl.maximum(before, _LEAST_RATE)
         ratio = tl.where(position == 0, rate, ratio)
         weight = _NEXT_WEIGHT
         place = by_request + (row * positions + position) * 2
         tried = tl.load(place, mask=row > 0, other=0.0)
         right = tl.load(place + 1, mask=row > 0, other=0.0)
-        own = (right + _REQUEST_WEIGHT * (own * ratio)) / (tried + _REQUEST_WEIGHT)
+        own = (right + _REQUEST_WEIGHT * tl.minimum(own * ratio, 1.0)) / (tried + _REQUEST_WEIGHT)
         path *= own
         level = tl.where(row > 0, (path * _LEVELS).to(tl.int32), -1)
         levels = tl.where(column == position, level[:, None], levels)

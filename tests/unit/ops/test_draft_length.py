@@ -133,7 +133,7 @@ def chances(counts, of_request):
     for position, (reached, kept) in enumerate(counts):
         weight = NEXT_WEIGHT if position else FIRST_WEIGHT
         before, rate = rate, (kept + weight * rate) / (reached + weight)
-        prior = own * min(1, rate / before) if position else rate
+        prior = min(1, own * rate / before) if position else rate
         tried, right = of_request[position]
         own = (right + REQUEST_WEIGHT * prior) / (tried + REQUEST_WEIGHT)
         path *= own

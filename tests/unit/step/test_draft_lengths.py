@@ -100,7 +100,8 @@ def check_speed(forward, batch, chance, steps):
         for count, time in zip(LENGTHS, times, strict=False)
     ]
     assert (first + second) / 2 >= 0.98 * fixed[0]
-    assert second >= 0.99 * max(fixed), [requests.drafted.count(each) for each in range(4)]
+    # Where the best length gains 1 to 3 percent, finding it costs more than one of them.
+    assert second >= 0.985 * max(fixed), [requests.drafted.count(each) for each in range(4)]
 
 
 @pytest.mark.parametrize("chance", [0, 0.5, 1])
