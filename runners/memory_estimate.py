@@ -200,9 +200,10 @@ def _by_body(mode: ModeRecord) -> Iterator[Sequence[SizeRecord | LoopBody]]:
     if mode.sizes:
         yield mode.sizes
     for loop in mode.loops:
-        bodies: dict[tuple[int | None, bool], list[LoopBody]] = {}
+        bodies: dict[tuple[int | None, int | None, bool], list[LoopBody]] = {}
         for body in loop.bodies:
-            bodies.setdefault((body.drafts, body.catches_up), []).append(body)
+            rows = None if body.rows is None else body.rows // body.batch_size  # of a request
+            bodies.setdefault((body.drafts, rows, body.catches_up), []).append(body)
         yield from bodies.values()
 
 
