@@ -19,8 +19,8 @@ from graphkit.runners.capture import capture_error
 def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
     """Run functions without a graph, so that what they need exists and is compiled.
 
-    Kernels are compiled in parallel. After that one function runs again, and those that the pass
-    over all did not reach.
+    Kernels are compiled in parallel. If there were any, the first function runs again after that,
+    and in any case those run that the pass over all did not reach.
 
     Args:
         step: The step that they are parts of.
@@ -38,8 +38,10 @@ def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], o
 
     try:
         with backend.session(), torch.no_grad():
-            compile_ahead(backend, [partial(run, function) for function in functions])
-            for function in [*functions[:1], *functions[max(1, len(passed)) :]]:
+            compiled = compile_ahead(backend, [partial(run, function) for function in functions])
+            # Without a compile, what has run was a warm-up.
+            again = functions[:1] if compiled and passed else []
+            for function in [*again, *functions[len(passed) :]]:
                 backend.warm_up(function)
     except CaptureFailure as failure:
         raise capture_error(step.verifier.runner.mode, 1, failure) from failure.__cause__
