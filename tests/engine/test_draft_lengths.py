@@ -200,7 +200,8 @@ def test_measured_replays_compute_pads(make_engine, monkeypatch):
 
     def checked(backend, graph):
         cost = measure(backend, graph)
-        for runner in engine.runners:
+        # On CUDA, prompts are measured before the runners of steps are captured.
+        for runner in engine.runners if engine.runners[-1].status == "captured" else ():
             for size, captured in runner.graphs.items():
                 if captured is graph:
                     measured.add((runner, size))

@@ -163,12 +163,12 @@ class TestEnds:
 class TestCapture:
     def test_a_failed_capture_may_be_repeated(self, make_engine, task):
         """The cause may be temporary, such as a lack of memory; captured runners stay captured."""
-        faults = [RuntimeError("no room")]
+        is_full = [True]
 
         def drafter(model):
             def forward(inputs):
-                if faults:
-                    raise faults.pop()
+                if is_full[0]:
+                    raise RuntimeError("no room")
                 return model.forward(inputs)
 
             return EagleDrafter(EngineModel(forward, model.attention))
@@ -176,6 +176,7 @@ class TestCapture:
         engine = make_engine(drafter=drafter, batch_sizes=[8])
         with pytest.raises(CaptureError, match="no room"):
             engine.capture()
+        is_full[0] = False
         engine.capture()
         assert {runner.status for runner in engine.runners} == {"captured"}
         requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=6))

@@ -724,7 +724,7 @@ def of_processed_rows(returned, args):
     """The results of ``process_logits``, with 0 where they are undefined."""
     logits, is_processed, log_sums = returned
     width = args[2].shape[1]
-    nodes = torch.arange(len(args[0])) if len(args) < 13 else args[12]
+    nodes = torch.arange(len(logits), device=logits.device) if len(args) < 13 else args[12]
     kinds = args[5][args[1]].repeat_interleave(width)
     kinds = torch.where(nodes < 0, 0, kinds[nodes.clamp(min=0)]) if len(kinds) else kinds[:0]
     has_sums = (kinds & Kind.LOGPROBS != 0)[:, None]
