@@ -205,7 +205,7 @@ def choose_body(
     With ``by_request``, drafts are chains, and each request has counts of its own; see
     ``survival_levels``. A step of N live requests and T rows verifies the T - N drafts with the
     best chances, at most as many per request as its length. The expected tokens are N and the
-    chances of these drafts.
+    chances of these drafts. Without live requests, the step with the least time is chosen.
 
     With a length 0, a *credit* bounds what drafts cost. It is counted in times of a plain step.
     Each step adds ``PROBE_SHARE`` and the tokens that a request received on average, and subtracts
@@ -286,7 +286,7 @@ def choose_body(
     size, live = _size_of(sizes, len(running)), len(running)
     budgets = [0] * len(steps)
     levels = torch.zeros(0)
-    if by_request is None or not live:
+    if by_request is None:
         counts = acceptance.tolist()
         expected = [
             expected_tokens(counts[index if tables > 1 else 0][:count])[count]
@@ -299,7 +299,7 @@ def choose_body(
         expected = []
         for budget, count in zip(budgets, steps, strict=True):
             best = levels[:, :count].flatten().sort(descending=True).values[:budget]
-            expected.append(1 + int(best.sum()) / LEVELS / live)
+            expected.append(1 + int(best.sum()) / LEVELS / max(live, 1))
     most = None if behind is None else max((int(behind[row]) for row in running), default=0)
     chosen = choose_variant(
         expected, times[size].tolist(), steps, float(ledger[Ledger.CREDIT]), most, depth

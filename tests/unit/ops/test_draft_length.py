@@ -186,10 +186,10 @@ def chosen_body(case):
             weight = NEXT_WEIGHT if position else FIRST_WEIGHT
             rates.append((kept + weight * rates[-1]) / (reached + weight))
         tokens = expected_tokens(rates[1:], count)
-        if by_request is not None and rows:
+        if by_request is not None:
             alone = [chances(counts[0], by_request[row])[:count] for row in rows]
             best = sorted((chance for each in alone for chance in each), reverse=True)
-            tokens = 1 + sum(best[: budget_of(case, size, len(rows), index)]) / len(rows)
+            tokens = 1 + sum(best[: budget_of(case, size, len(rows), index)]) / max(len(rows), 1)
         speeds.append(tokens / times[index])
         costs += [times[index] / times[0] - 1 + catch_up * (most > 0)] * (index > 0)
     costs = [-math.inf] * len(costs) if steps[0] else costs
@@ -249,7 +249,7 @@ def check_division(case, by_request):
     assert min(taken) > max(left) - 2 / LEVELS
 
 
-@by_each("seeds", cpu=[400], interpreter=[40], cuda=[300])
+@by_each("seeds", cpu=[400], interpreter=[50], cuda=[300])
 def test_random_choices_equal_the_enumeration(run, seeds):
     bodies = set()
     for seed in range(seeds):
