@@ -52,7 +52,7 @@ def own_nodes(algorithm, topk, device):
     """Return the nodes outside of modules by operation."""
     nodes = step_nodes(algorithm, topk, device)
     own = [node.op for node in nodes if node.module.startswith("(")]
-    assert 2 * len(own) < len(nodes), "the models have most nodes"
+    assert 3 * len(own) < 2 * len(nodes), "the models have more than a third of the nodes"
     return Counter(op for op in own if op.partition(".")[0] not in UNINITIALISED)
 
 
@@ -65,7 +65,10 @@ def test_nodes_between_the_forwards(algorithm, topk, device):
 
 @pytest.mark.parametrize(("algorithm", "norms"), [("EAGLE3", 2), ("EAGLE", 1)])
 def test_nodes_of_a_draft_head_around_attention_and_products(algorithm, norms, device):
-    """Of two draft steps and the catch-up. The residual of EAGLE, which has no norm, is a sum."""
+    """Of two draft steps and the catch-up. The residual of EAGLE, which has no norm, is a sum.
+
+    On CUDA, the product of gate and up projection applies the gate.
+    """
     ops = Counter(
         node.op
         for node in step_nodes(algorithm, 1, device)
@@ -75,5 +78,7 @@ def test_nodes_of_a_draft_head_around_attention_and_products(algorithm, norms, d
     )
     if algorithm == "EAGLE":
         assert ops.pop("aten::add.Tensor") == 3
-    each = {"embed_and_join": 1, "add_rms_norm": norms, "silu_and_mul": 1}
+    each = {"embed_and_join": 1, "add_rms_norm": norms}
+    if device == "cpu":
+        each["silu_and_mul"] = 1
     assert ops == {f"graphkit::{name}": 3 * count for name, count in each.items()}

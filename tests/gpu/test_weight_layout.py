@@ -11,17 +11,16 @@ from graphkit.models.reference import reference_model
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize(
-    ("dtype", "by_columns"), [(torch.float32, True), (torch.bfloat16, False)], ids=str
-)
-def test_only_float32_weights_are_stored_by_columns(dtype, by_columns):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_are_stored_by_rows(dtype):
+    """Otherwise cuBLAS multiplies, and the bits of a row depend on the number of rows."""
     head = reference_model("EAGLE", device="cuda", dtype=dtype).draft.module
     layers = [module for module in head.modules() if isinstance(module, nn.Linear)]
     assert layers
-    assert all((layer.weight.stride(0) == 1) == by_columns for layer in layers)
+    assert all(layer.weight.is_contiguous() for layer in layers)
 
 
-def test_the_order_changes_no_value():
+def test_values_are_those_on_a_cpu():
     head = reference_model("EAGLE", device="cuda").draft.module
     expected = reference_model("EAGLE", device="cpu").draft.module.state_dict()
     assert all(
