@@ -17,7 +17,7 @@ from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.host_memory import HostMemory
-from graphkit.graphs.pool_memory import device_bytes
+from graphkit.graphs.pool_memory import device_bytes, memory_segments
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.memory_map import AddressRange, MemoryMap, NamedTensors
@@ -72,7 +72,7 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
 
 
 def _cuda_nodes(graphs: Sequence[CudaGraph], names: NamedTensors) -> Iterator[CanonicalNode]:
-    host, pool = HostMemory(), MemoryMap({}, torch.cuda.memory_snapshot(), graphs[0].graph.pool())
+    host, pool = HostMemory(), MemoryMap({}, memory_segments(), graphs[0].graph.pool())
     memory = CanonicalMemory(
         pool,
         MemoryMap(names),

@@ -26,6 +26,7 @@ from graphkit.graphs.driver import (
     captured_node_counter,
     checked,
     driver_bytes,
+    drop_capture,
     executable_bytes_per_node,
     runtime,
     runtime_stream,
@@ -246,14 +247,17 @@ class CudaBackend:
         CUDA refuses to end a capture that a forbidden call invalidated. torch 2.11 then stops
         halfway: its pool keeps recording, and its random generator stays in capture mode
         (https://github.com/pytorch/pytorch/pull/180395). Ending an empty capture on the same stream
-        resets both.
+        resets both. Does not raise where torch has not begun a capture, so that callers see why.
         """
         with warnings.catch_warnings(action="ignore"):  # "The CUDA Graph is empty"
             try:
                 graph.capture_end()
             except RuntimeError:
                 begin_empty_capture(self.stream)
-                graph.capture_end()
+                try:
+                    graph.capture_end()
+                except RuntimeError:
+                    drop_capture(self.stream)
         graph.reset()
 
 
@@ -303,6 +307,4 @@ def allocate_workspaces(stream: torch.cuda.Stream) -> None:
             with suppress(RuntimeError):  # torch has allocated the workspace before it can fail
                 torch.addmm(square[0], square, square)  # with a bias, torch calls cuBLASLt
         finally:
-            error, *template = bindings.cudaStreamEndCapture(runtime_stream(stream))
-            if int(error) == 0:
-                checked(bindings.cudaGraphDestroy(*template))
+            drop_capture(stream)

@@ -17,7 +17,7 @@ from graphkit.graphs.driver import (
     runtime_executable,
     runtime_stream,
 )
-from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments
+from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments, memory_segments
 
 
 class CudaPool:
@@ -85,7 +85,7 @@ class CudaPool:
         return [
             segment
             # All blocks of a large model take longer to list than a size takes to capture.
-            for segment in torch.cuda.memory_snapshot(self.id, include_traces=False)
+            for segment in memory_segments(self.id)
             if tuple(segment["segment_pool_id"]) == tuple(self.id)
         ]
 

@@ -95,6 +95,19 @@ def begin_empty_capture(stream: torch.cuda.Stream) -> None:
     checked(bindings.cudaStreamBeginCapture(runtime_stream(stream), mode))
 
 
+def drop_capture(stream: torch.cuda.Stream) -> None:
+    """End a capture without torch, and destroy its graph if CUDA accepted it.
+
+    Uses ``cudaStreamEndCapture`` and ``cudaGraphDestroy``. Does nothing without bindings.
+    """
+    bindings = runtime()
+    if bindings is None:
+        return
+    error, *template = bindings.cudaStreamEndCapture(runtime_stream(stream))
+    if int(error) == 0:
+        checked(bindings.cudaGraphDestroy(*template))
+
+
 def captured_node_counter() -> Callable[[], int]:
     """Return a function that counts the nodes captured so far on the current stream.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +42,20 @@ class PoolBlock:
     def end(self) -> int:
         """Address after the last byte."""
         return self.data.data_ptr() + len(self.data)
+
+
+def memory_segments(pool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """Return the segments of torch's memory, as in ``torch.cuda.memory_snapshot``.
+
+    Args:
+        pool_id: Id of a pool, to list its segments alone; ``None`` lists those of all pools.
+    """
+    # torch 2.11 to 2.13 drops references to these objects that it does not own. CPython then frees
+    # numbers above 256 that the caller keeps (https://github.com/pytorch/pytorch/pull/196366).
+    for number in (*(pool_id or (0, 0)), False):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool_id, include_traces=False)
+    return segments
 
 
 class Allocation(NamedTuple):

@@ -22,6 +22,8 @@ import logging
 
 import torch
 
+from graphkit.graphs.pool_memory import memory_segments
+
 logger = logging.getLogger(__name__)
 ONE_STREAM_ADVICE = (
     "run eager steps on one stream: kernels on a second one slow an H200's replays by 8 to 18 %"
@@ -74,7 +76,7 @@ def streams_in_use(device: torch.device) -> frozenset[int]:
     if not torch.cuda.is_initialized():
         return frozenset()
     current = torch.cuda.current_stream(device)
-    index, segments = current.device.index, torch.cuda.memory_snapshot()
+    index, segments = current.device.index, memory_segments()
     owners = {segment["stream"] for segment in segments if segment["device"] == index}
     return frozenset({*owners, current.cuda_stream})
 

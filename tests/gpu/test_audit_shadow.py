@@ -114,7 +114,9 @@ def test_memory_that_was_replaced(captured):
     before, captured[1].table = captured[1].table, torch.zeros(HIDDEN, device="cuda")
     (finding,) = found_by(captured)
     assert before.all()  # kept alive, so that its memory is not reused
-    assert finding.kind == "graph bug"
+    assert finding.kind == "frozen value"
+    assert finding.names == ("Model.table",)
+    assert "`Model.table` is another tensor than at capture" in finding.text
     assert "add" in finding.kernel.lower()
 
 

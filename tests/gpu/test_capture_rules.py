@@ -45,6 +45,18 @@ def test_replays_agree_with_the_table(case):
     assert case.function(backend) == case.expected
 
 
+def test_pools_with_large_ids_are_captured_into():
+    """torch 2.11 drops a reference to the id that it lists segments of."""
+    while torch.cuda.graph_pool_handle()[1] <= 1000:
+        pass
+    backend, x = gk.CudaBackend(), torch.ones(4, device="cuda")
+    with backend.session():
+        graphs = [backend.capture(lambda: x + 1) for _ in range(20)]
+        assert isinstance(backend.pool.id[1], int)
+    for graph in graphs:
+        graph.close()
+
+
 class Reads(nn.Module):
     def forward(self, x):
         return x.sum().item()

@@ -27,7 +27,7 @@ from graphkit.audit.node_switches import (
     switches,
 )
 from graphkit.graphs.operations import arguments_written
-from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
+from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes, memory_segments
 from graphkit.graphs.recorded_graph import RecordedOp
 from graphkit.records import Argument
 
@@ -120,7 +120,7 @@ class _Pools:
     def __init__(self, before: Nodes, after: Nodes, device: torch.device) -> None:
         segments = [
             (int(segment["address"]), int(segment["total_size"]))
-            for segment in torch.cuda.memory_snapshot()
+            for segment in memory_segments()
             if tuple(segment["segment_pool_id"]) != (0, 0)
         ]
         pairs: dict[Segment, Segment] = {}

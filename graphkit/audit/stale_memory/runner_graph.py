@@ -22,6 +22,7 @@ from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory, Range, t
 from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
+from graphkit.graphs.pool_memory import memory_segments
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
@@ -187,7 +188,7 @@ def _device_segments(device: torch.device) -> list[Range]:
     """Return the ranges of device memory that torch has allocated; none on the CPU."""
     if device.type != "cuda":
         return []
-    segments = torch.cuda.memory_snapshot()
+    segments = memory_segments()
     return [
         (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
     ]

@@ -12,6 +12,7 @@ from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
+from graphkit.graphs.pool_memory import memory_segments
 from graphkit.graphs.walk.arguments import decode
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.kernels import short_name
@@ -48,7 +49,7 @@ class CudaWalk:
         kept = [graph.graph if isinstance(graph, CudaGraph) else graph for graph in graphs]
         walks = [DriverWalk(_template(graph)) for graph in kept]
         pool = kept[0].pool()
-        memory = MemoryMap(names, torch.cuda.memory_snapshot(), pool, memory_kind)
+        memory = MemoryMap(names, memory_segments(), pool, memory_kind)
         nodes = list(_joined_nodes(walks))
         known = _inherited([node.parent for node in nodes], origins)
         self.nodes = [

@@ -165,7 +165,7 @@ def test_the_graphs_of_a_device_are_read_by_driver_and_allocator(monkeypatch):
         segment(BASE, ["active_allocated"], POOL),
         segment(table.data_ptr(), ["active_allocated"], (0, 0)),
     ]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: segments)
     monkeypatch.setattr(
         canonical_nodes, "DriverWalk", lambda handle: SimpleNamespace(nodes=kernels[handle])
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -54,7 +56,9 @@ class FakeStream:
 class FakeBindings:
     """The runtime's captures; ``accepted`` is whether CUDA accepts what was captured."""
 
-    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed=2)  # noqa: N815
+    cudaStreamCaptureMode = SimpleNamespace(  # noqa: N815
+        cudaStreamCaptureModeRelaxed=2, cudaStreamCaptureModeThreadLocal=2
+    )
 
     def __init__(self, cuda, *, accepted):
         self.cuda, self.accepted = cuda, accepted
@@ -71,6 +75,12 @@ class FakeBindings:
     def cudaGraphDestroy(self, template):  # noqa: N802
         self.cuda.note(f"destroy {template}")
         return (0,)
+
+
+def use_bindings(monkeypatch, bindings):
+    for module in ("cuda", "driver"):
+        monkeypatch.setattr(f"graphkit.graphs.{module}.runtime", lambda: bindings)
+        monkeypatch.setattr(f"graphkit.graphs.{module}.runtime_stream", lambda stream: stream)
 
 
 @pytest.fixture
@@ -159,6 +169,41 @@ def test_a_failed_capture_is_abandoned_on_the_capture_stream(cuda, backend):
     assert not backend.pool.graphs
 
 
+def test_a_capture_that_does_not_begin_leaves_the_stream_and_says_why(cuda, backend, monkeypatch):
+    """torch has no capture to end, neither its own nor the empty one."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("Capture must end on the same stream it began on.")
+
+    def begin(**_):
+        raise TypeError("incompatible arguments")
+
+    graph = SimpleNamespace(capture_begin=begin, capture_end=refuse, reset=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda **_: graph)
+    monkeypatch.setattr("graphkit.graphs.cuda.allocate_workspaces", lambda _stream: None)
+    use_bindings(monkeypatch, FakeBindings(cuda, accepted=True))
+    with pytest.raises(CaptureFailure, match="incompatible arguments"):
+        backend.capture(lambda: None)
+    ends = [("begin", "capture"), ("end", "capture"), ("destroy template", "capture")]
+    assert cuda.calls[-3:] == ends
+
+
+def test_the_id_of_a_pool_outlives_lists_of_its_segments(cuda, backend, monkeypatch):
+    """torch 2.11 drops a reference to what it is given."""
+    number = int("1000")  # CPython never frees those to 256
+    backend.pool.id = (0, number)
+
+    def snapshot(pool_id, *, include_traces):
+        for value in (*pool_id, include_traces):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(value))
+        return []
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    before = sys.getrefcount(number)
+    assert [backend.pool.num_bytes() for _ in range(3)] == [0, 0, 0]
+    assert sys.getrefcount(number) == before
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_workspaces_are_allocated_in_a_capture_that_is_dropped(cuda, monkeypatch, error):
     bindings = FakeBindings(cuda, accepted=error is None)
@@ -169,8 +214,7 @@ def test_workspaces_are_allocated_in_a_capture_that_is_dropped(cuda, monkeypatch
             raise error
 
     monkeypatch.setattr(torch, "addmm", product)
-    monkeypatch.setattr("graphkit.graphs.cuda.runtime", lambda: bindings)
-    monkeypatch.setattr("graphkit.graphs.cuda.runtime_stream", lambda stream: stream)
+    use_bindings(monkeypatch, bindings)
     interrupted = error is KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
         allocate_workspaces(FakeStream(cuda, "new"))

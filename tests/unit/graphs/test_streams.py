@@ -29,7 +29,7 @@ def owners(monkeypatch):
     monkeypatch.setattr(
         torch.cuda,
         "memory_snapshot",
-        lambda: [{"device": device, "stream": stream} for device, stream in found],
+        lambda *_, **__: [{"device": device, "stream": stream} for device, stream in found],
     )
     return found
 

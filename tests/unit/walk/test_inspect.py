@@ -44,7 +44,7 @@ def allocator(monkeypatch, driver):
          "blocks": []}
         for address, pool in ((SEGMENT, POOL), (2 * SEGMENT, (0, 0)))
     ]  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: snapshot)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(inspect, "environment", lambda _device: ENVIRONMENT)
     return driver

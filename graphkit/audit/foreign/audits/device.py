@@ -17,7 +17,7 @@ from graphkit.audit.node_switches import NodeSwitches
 from graphkit.errors import DeviceError
 from graphkit.graphs import Attribution, environment, inspect_graph
 from graphkit.graphs.driver import checked
-from graphkit.graphs.pool_memory import device_bytes
+from graphkit.graphs.pool_memory import device_bytes, memory_segments
 from graphkit.graphs.streams import streams_in_use
 from graphkit.records import Environment, GraphRecord, Node
 
@@ -75,9 +75,7 @@ class CudaDevice:
 
     def segments(self) -> Segments:
         """Return the segments of torch's allocator on this device."""
-        return [
-            segment for segment in torch.cuda.memory_snapshot() if segment["device"] == self.index
-        ]
+        return [segment for segment in memory_segments() if segment["device"] == self.index]
 
     def is_mapped(self, address: int) -> bool:
         """Return whether device memory is mapped at an address; reading other memory faults."""

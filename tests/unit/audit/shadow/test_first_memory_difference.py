@@ -72,7 +72,7 @@ def device(monkeypatch):
     monkeypatch.setattr(
         torch.cuda,
         "memory_snapshot",
-        lambda: [
+        lambda *_, **__: [
             {"address": pool.data_ptr(), "total_size": len(pool), "segment_pool_id": (0, i + 1)}
             for i, pool in enumerate(pools)
         ],
