@@ -84,9 +84,20 @@ class Digits:
     def decode(self, ids):
         return "".join(map(str, ids))
 
+    def encode(self, text):
+        return [*map(int, text)]
+
+    def encode_chat(self, messages):
+        return self.encode("".join(message["content"] for message in messages))
+
+    def sampling_params(self, **changes):
+        return gk.SamplingParams(**changes)
+
 
 def close_thread(**options):
-    gk.EngineThread(**options).close()
+    thread = gk.EngineThread(**options)
+    thread.close()
+    return thread
 
 
 @cache
@@ -249,6 +260,13 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             },
         ),
         "EngineThread": (close_thread, {"engine": engine, "tokenizer": None, "max_waiting": None}),
+        "OpenAIRequest": (
+            gk.OpenAIRequest,
+            {
+                "thread": close_thread(engine=engine, tokenizer=Digits()), "tokenizer": Digits(),
+                "body": {"prompt": "12"}, "timeout_s": None,
+            },
+        ),
         "TextStream": (gk.TextStream, {"tokenizer": Digits(), "prompt_ids": [1], "stop": ["9"]}),
         "TokenSlotAllocator": (
             gk.TokenSlotAllocator, {"size": 2, "page_size": 1, "device": "cpu"},
@@ -324,11 +342,11 @@ WITHOUT_ARGUMENTS = {
 }  # fmt: skip
 """Interfaces, types of annotations, and classes that take no argument."""
 NEVER_VALID = {
-    "CudaBackend", "RankGroup", "Runner", "audit_graphs", "graph_digest", "load_record",
-    "register_algorithm",
+    "CudaBackend", "OpenAIRequest", "RankGroup", "Runner", "audit_graphs", "graph_digest",
+    "load_record", "register_algorithm",
 }  # fmt: skip
-"""Calls that are refused here: without a GPU, ranks, a mode, followed graphs, a file, or a free
-name."""
+"""Calls that are refused here: without a GPU, a running thread, ranks, a mode, followed graphs, a
+file, or a free name."""
 NAMES = sorted(calls())
 
 
