@@ -19,9 +19,8 @@ LEAST_SEGMENT = 256
 LARGE_KEYS = 128
 """Keys of a large block, for keys of up to 128 elements."""
 PROMPT_ROWS = 512
-"""Least query rows of a request for tiles of 128 rows, where heads are narrow. On an H200, chunks
-of 2,048 tokens over 8,192 keys then run at 450 instead of 360 TFLOP/s, and row-invariant at 350
-instead of 200."""
+"""Least query rows of a request for tiles of 128 rows, where heads are narrow. Fewer rows would
+leave multiprocessors idle; the chunks of a prompt are limited by arithmetic."""
 LARGE_BYTES = 200 * 1024
 """Least shared memory of a multiprocessor for large blocks of 16-bit elements. One program with
 three stages of keys and values then takes 192 KiB."""

@@ -159,7 +159,7 @@ def launch_paged_attention(
         splits = choose_splits(tiles, most, chosen.programs * processors)
     if config is None:
         chosen = spread_rows(chosen, tiles * splits, processors)
-        if splits > 1:  # the sums that are stored take the shared memory of 128 rows
+        if splits > 1:  # with stored sums, 128 rows exceed the shared memory of sm_90
             chosen = replace(chosen, block_rows=min(64, chosen.block_rows))
     row_tiles = triton.cdiv(width * group, chosen.block_rows)
     segments = {"segment_acc": out, "segment_top": out, "segment_total": out, "segment_count": out}
