@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,6 +67,24 @@ class PackedInputs(StepInputs):
         by_address=True,
     )
 
+    def target_inputs(self, most_requests: int, **fields: Any) -> TargetVerifyInputs:
+        """Return the inputs of the target's forward over the rows of all requests.
+
+        Args:
+            most_requests: Most requests. Those without rows are included.
+            **fields: Further fields.
+        """
+        requests = min(len(self.input_ids), most_requests)
+        return TargetVerifyInputs(
+            req_pool_indices=self.req_pool_indices[:requests],
+            seq_lens=self.seq_lens[:requests],
+            input_ids=self.input_ids,
+            positions=self.positions,
+            out_cache_loc=self.out_cache_loc,
+            lengths=self.row_counts[:requests],
+            **fields,
+        )
+
 
 @dataclass(kw_only=True, eq=False)
 class PackedOutput(Output):
@@ -114,21 +132,12 @@ class PackedVerifyRunner(StepRunner[PackedInputs, PackedOutput]):
         return "TARGET_VERIFY"
 
     def _verify(self, inputs: PackedInputs) -> PackedOutput:
-        """Run the target over the rows of all requests, those without rows included."""
-        requests = min(len(inputs.input_ids), self._most_requests)
         output = self._target_step.whole(
-            TargetVerifyInputs(
-                req_pool_indices=inputs.req_pool_indices[:requests],
-                seq_lens=inputs.seq_lens[:requests],
-                input_ids=inputs.input_ids,
-                positions=inputs.positions,
-                out_cache_loc=inputs.out_cache_loc,
-                token_bitmask=inputs.token_bitmask,
-                lengths=inputs.row_counts[:requests],
-                width=self._verify_width,
-                packs_nodes=True,
+            inputs.target_inputs(
+                self._most_requests, token_bitmask=inputs.token_bitmask,
+                width=self._verify_width, packs_nodes=True,
             )
-        )
+        )  # fmt: skip
         return PackedOutput(
             next_token_logits=output.next_token_logits, hidden_states=output.hidden_states
         )

@@ -175,20 +175,12 @@ class PromptRunner(StepRunner[PackedInputs, PromptOutput]):
         )
 
     def _prefill(self, inputs: PackedInputs) -> PromptOutput:
-        """Run the target over the chunks of all requests, those of length 0 included."""
-        tokens = len(inputs.input_ids)
-        requests = min(tokens, self._most_requests)
-        lengths = inputs.row_counts[:requests]
+        ends = inputs.row_counts[: self._most_requests].long().cumsum(0)
         output = self._target_step.whole(
-            TargetVerifyInputs(
-                req_pool_indices=inputs.req_pool_indices[:requests],
-                seq_lens=inputs.seq_lens[:requests],
-                input_ids=inputs.input_ids,
-                positions=inputs.positions,
-                out_cache_loc=inputs.out_cache_loc,
-                lengths=lengths,
-                width=tokens,
-                logit_rows=(lengths.long().cumsum(0) - 1).clamp(min=0),
+            inputs.target_inputs(
+                self._most_requests,
+                width=len(inputs.input_ids),
+                logit_rows=(ends - 1).clamp(min=0),
             )
         )
         return PromptOutput(
