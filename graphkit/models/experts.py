@@ -80,6 +80,7 @@ def experts(
         zero_point: torch.Tensor | None = None
         if isinstance(held, QuantizedExperts):
             weight, scale, zero_point = held.weight, held.scale, held.zero_point
+            options["row_invariant"] = held.row_invariant
         else:
             x = x.to(held.dtype)
             weight = held.transpose(1, 2) if module.is_transposed else held

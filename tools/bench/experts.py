@@ -151,8 +151,8 @@ def compared(
 def divided(outputs: int, warps: int, stages: int) -> Iterator[None]:
     """Let the products of experts run with another division of their work."""
 
-    def choose(rows: int, bits: int) -> ExpertTiles:
-        usual = choose_tiles(rows, bits)
+    def choose(rows: int, bits: int, row_invariant: bool) -> ExpertTiles:
+        usual = choose_tiles(rows, bits, row_invariant)
         few = TiledProduct(outputs, usual.few.rows, 1, warps, stages)
         if usual.many is None:
             return ExpertTiles(few, None)

@@ -28,11 +28,13 @@ class QuantizedExperts(nn.Module):
         scale: [E, R, C].
         zero_point: [E, R, C] uint8; ``None`` for 8.
         in_features: Inputs (K).
+        row_invariant: As of ``expert_linear``.
     """
 
     weight: nn.Parameter
     scale: nn.Parameter
     zero_point: nn.Parameter | None
+    row_invariant: bool = True
 
     def __init__(self, weights: Sequence[QuantizedWeight]) -> None:
         super().__init__()
@@ -57,7 +59,9 @@ class QuantizedExperts(nn.Module):
     def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         """Multiply rows, [T, K] to [T, N], with the weight of one expert."""
         chosen = torch.full((len(rows), 1), expert, device=rows.device)
-        return expert_linear(rows, chosen, self.weight, self.scale, self.zero_point)
+        return expert_linear(
+            rows, chosen, self.weight, self.scale, self.zero_point, row_invariant=self.row_invariant
+        )
 
     def extra_repr(self) -> str:
         """Describe the weights in the representation of their model."""
@@ -290,7 +294,7 @@ def quantize_linears(
 def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
     """Set ``row_invariant`` of the quantised layers in a module."""
     for layer in module.modules():
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, QuantizedLinear | QuantizedExperts):
             layer.row_invariant = row_invariant
 
 

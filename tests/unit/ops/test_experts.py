@@ -11,6 +11,8 @@ import torch
 
 import quantized_cases
 from graphkit import InputError
+from graphkit.models.quantization.linear import QuantizedExperts
+from graphkit.models.quantization.weight import quantize_fp8, quantize_int4
 from graphkit.ops.experts import (
     SEARCHED_ROWS,
     choose_experts,
@@ -172,6 +174,36 @@ def test_sorted_pairs_have_the_bits_of_few_rows(run, form):
             torch.testing.assert_close(got, whole)
         else:
             assert torch.equal(got, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantize", [None, quantize_fp8, quantize_int4])
+def test_sums_that_cancel_have_the_bits_of_one_row(quantize):
+    """The second half of the inputs subtracts the first in another order: rounding is left."""
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(8, 96, 256, generator=generator) / 16
+    order = torch.cat([torch.randperm(128, generator=generator) + 128 * block for block in (0, 1)])
+    matrices = torch.cat([half, half[:, :, order]], -1).bfloat16().cuda()
+    x = torch.randn(2048, 256, generator=generator)
+    x = torch.cat([x, -x[:, order]], 1).bfloat16().cuda()
+    experts = torch.rand(2048, 8, generator=generator).topk(2).indices.cuda()
+    weight = (matrices, None, None)
+    if quantize is not None:
+        held = QuantizedExperts([quantize(matrix) for matrix in matrices])
+        weight = held.weight, held.scale, held.zero_point
+    one = [expert_linear(x[row, None], experts[row, None], *weight) for row in range(300)]
+    assert torch.cat(one).ne(0).float().mean() > 0.5
+    for rows in (2, 7, 17, 40, 64, 65, 130, 300, 2048):
+        got = expert_linear(x[:rows], experts[:rows], *weight)
+        assert torch.equal(got[:600], torch.cat(one)[: 2 * rows]), rows
+
+
+def test_row_invariant_tiles_are_those_of_warps():
+    """Of quantised weights, warpgroups add other groups of inputs."""
+    for bits, rows in itertools.product((4, 8), (1, 8, 9, 17, 64, 65, 256, 257, 5000)):
+        tiles = kernels.choose_tiles(rows, bits)
+        assert all(tile.pack == 4 for tile in (tiles.few, tiles.many) if tile is not None)
+    assert kernels.choose_tiles(5000, 8, row_invariant=False).many.pack == 2
 
 
 @pytest.mark.parametrize("gate", GATES)
