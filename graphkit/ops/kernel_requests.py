@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -53,7 +53,8 @@ class KernelRequests:
         """Return the results of an op, and request its kernels."""
         # A reference computes on one device. Kernels that read memory of the host launch as usual,
         # and so does an op that another one calls, which is requesting.
-        if self.is_requesting or len({tensor.device for tensor in _tensors(arguments)}) > 1:
+        devices = {tensor.device for tensor in _tensors(arguments)}
+        if self.is_requesting or len(devices) > 1:
             return op.launch(arguments)
         self._is_ready = []
         self.is_requesting = True
@@ -66,7 +67,8 @@ class KernelRequests:
         if all(self._is_ready):
             return op.launch(arguments)
         try:
-            return op.stand_in(arguments)
+            with devices.pop() if devices else nullcontext():  # of the tensors that it creates
+                return op.stand_in(arguments)
         except Exception as error:  # such as too little memory
             logger.debug("%s waits for its kernels: %r", type(arguments).__name__, error)
             return op.launch(arguments)

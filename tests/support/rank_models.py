@@ -109,7 +109,9 @@ def replay_a_split_model(*, one_shot=False):
         for name, tensor in replayed.items():
             assert torch.equal(tensor, padded[name]), (mode, name)
             assert is_same_on_all_ranks(tensor), (mode, name)
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
+            # The models run in bfloat16 on CUDA, where ranks round their summands.
+            near = 0.1 if device.type == "cuda" else 1e-3
+            torch.testing.assert_close(tensor, expected[name], rtol=near, atol=near)
 
 
 def replay_a_split_model_in_one_shot():

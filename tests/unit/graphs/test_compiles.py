@@ -219,6 +219,15 @@ def test_an_op_over_two_devices_is_launched(op):
     assert (op.kernel.launches, x.tolist()) == (1, [0.0])
 
 
+def test_torch_computes_an_op_on_the_device_of_its_tensors(op, monkeypatch):
+    """A reference may create tensors without naming a device."""
+    monkeypatch.setattr(op, "stand_in", lambda args: args.x + torch.ones(1))
+    x = torch.empty(1, device="meta")
+    with KernelRequests(lambda *_: False).collected():
+        result = op(x, 1)
+    assert (op.kernel.launches, result.device.type) == (0, "meta")
+
+
 def test_a_pass_that_fails_leaves_the_rest_to_the_warm_ups(op):
     x, later = torch.zeros(1), []
 
