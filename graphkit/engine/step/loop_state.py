@@ -177,12 +177,12 @@ class LoopState:
     def begin_variant(self, rows: torch.Tensor, variant: int) -> None:
         """Let the next steps of some rows be those of one variant, while its body is measured.
 
-        Overwrites the times of the variants, and forgets all steps.
+        Overwrites the times of the variants, and forgets what was accepted.
         """
         assert self.lengths is not None, "there are several variants"
         self.rows.zero_()
         self.rows[: len(rows)] = rows
-        self.clear()
+        self.lengths.clear()
         self.lengths.times.fill_(_NEVER)
         self.lengths.times[:, variant] = 1.0
         self._choose_length()
