@@ -217,48 +217,6 @@ def test_measured_replays_compute_pads(make_engine, monkeypatch):
     assert len({runner for runner, _ in measured}) > 3, "runners of every length"
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("is_full", [False, True])
-def test_measured_bodies_run_live_rows(
-    make_engine, monkeypatch, labelling_forward, page_size, is_full
-):
-    """Pads choose no expert. Requests that wait between steps keep their rows, so that pads run."""
-    seen = torch.zeros(2, dtype=torch.int64, device=make_engine.device)
-
-    class CountingForward(labelling_forward):
-        def __call__(self, inputs):
-            seen[0].add_((inputs.out_cache_loc > 0).sum())
-            seen[1].copy_(inputs.input_ids.max() - inputs.input_ids.min())
-            return super().__call__(inputs)
-
-    engine = make_engine(
-        num_steps=(0, 1, 4), batch_sizes=[2, 8], generation="v3", target=CountingForward,
-        page_size=page_size,
-    )  # fmt: skip
-    backend_type = type(engine.runners[0].capturing_backend())
-    measure, live_rows = backend_type.measure, []
-
-    def counted(backend, graph):
-        seen.zero_()
-        cost = measure(backend, graph)
-        live_rows.append(int(seen[0]))
-        assert is_full or seen[1], "all tokens are the same"
-        return cost
-
-    monkeypatch.setattr(backend_type, "measure", counted)
-    table, state = engine._spec_step.context.req_to_token, engine._spec_step.state
-    if is_full:
-        table[1:] = torch.arange(1, table[1:].numel() + 1).view_as(table[1:])
-    before = [tensor.clone() for tensor in (table, *state.tensors().values())]
-    engine.capture()
-    rows = choices_of(engine).row_counts
-    expected = torch.cat([rows, rows[:, :1]], 1).repeat_interleave(2, 1)
-    assert live_rows == ([0] * expected.numel() if is_full else expected.flatten().tolist())
-    for tensor, known in zip((table, *state.tensors().values()), before, strict=True):
-        assert torch.equal(tensor, known)
-    table[1:] = 0
-
-
 @every_generation
 def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     """A draft after plain steps loses no acceptance while another prompt is prefilled."""

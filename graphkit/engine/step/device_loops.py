@@ -13,7 +13,6 @@ import torch
 
 from graphkit.distributed import RankGroup
 from graphkit.engine.step.loop_state import LaunchInputs, LaunchOutput, LoopLauncher, LoopState
-from graphkit.engine.step.pad_steps import FreeRows
 from graphkit.engine.step.spec_step import SpecStep, SpecStepInputs, SpecStepOutput
 from graphkit.engine.step.step_stream import LoopReader, StepStream
 from graphkit.errors import ReplayError
@@ -52,7 +51,6 @@ class LoopCapture:
     Args:
         runner: Runner of the step, which gives sizes and buffers.
         backend: Backend that captures.
-        step: The step.
         state: What the loops share.
 
     Attributes:
@@ -65,10 +63,9 @@ class LoopCapture:
         self,
         runner: StepRunner[SpecStepInputs, SpecStepOutput],
         backend: Backend,
-        step: SpecStep,
         state: LoopState,
     ) -> None:
-        self._backend, self._step, self._state = backend, step, state
+        self._backend, self._state = backend, state
         self._buffers, self._spec, self._table = runner.buffers, runner.spec, runner.table
         self._sizes = replace(runner.sizes, max_batch_size=runner.table.largest)
         self.prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
@@ -98,7 +95,6 @@ class LoopCapture:
         if self._state.lengths is not None and table is None:
             self._times = self._measure()
             self._state.lengths.set_times(list(self._times.values()))
-        self._state.rows.zero_()
         self._state.clear()
 
     def records(self) -> tuple[LoopRecord, ...]:
@@ -158,19 +154,17 @@ class LoopCapture:
 
     def _measure(self) -> dict[int, list[float]]:
         """Return the mean time of greedy and sampled steps, by size, of each body."""
-        bodies = zip(*(loop.bodies for loop in self.loops.values()), strict=True)
-        times: dict[int, list[float]] = {}
-        with torch.no_grad(), FreeRows(self._step, self._table.largest) as free:
-            for size in self._table:
-                times[size] = []
-                for variant in range(len(self._step.variants)):
-                    total = 0.0
-                    for body in next(bodies):
-                        free.begin()
-                        self._state.begin_variant(free.rows[:size], variant)
-                        total += self._backend.measure(body)
-                    times[size].append(total / len(self.loops))
-        return times
+        loops = [loop.bodies for loop in self.loops.values()]
+        times = [
+            sum(map(self._backend.measure, bodies)) / len(loops)
+            for bodies in zip(*loops, strict=True)
+        ]
+        per_size = len(times) // len(self._table.sizes)
+        firsts = range(0, len(times), per_size)
+        return {
+            size: times[first : first + per_size]
+            for size, first in zip(self._table, firsts, strict=True)
+        }
 
     def _body_records(self, loop: Loop) -> Iterator[LoopBody]:
         lengths = self._state.lengths
@@ -223,7 +217,7 @@ class DeviceLoops:
         self.no_loop_reason = backend.no_loop_reason
         rows = runner.buffers.live_rows("req_pool_indices", self._table.largest)
         self.state = LoopState(rows, self._table.sizes, step, ring_entries, group)
-        self._captured = LoopCapture(runner, backend, step, self.state)
+        self._captured = LoopCapture(runner, backend, self.state)
         self._reader = LoopReader(
             self.state.ring,
             self._poll,

@@ -20,8 +20,6 @@ from graphkit.runners import Output, declare_output
 from graphkit.runners.known_memory import attribute_tensors
 
 _CODES = {torch.int64: "q", torch.bool: "?"}
-_NEVER = 1e9
-"""Time of a variant that is not chosen, in microseconds."""
 """Format of each dtype in ``struct``."""
 
 
@@ -173,19 +171,6 @@ class LoopState:
             self.ring.entries, signals, length, None if lengths is None else lengths.ledger,
         )  # fmt: skip
         self._choose_length(report, variant)
-
-    def begin_variant(self, rows: torch.Tensor, variant: int) -> None:
-        """Let the next steps of some rows be those of one variant, while its body is measured.
-
-        Overwrites the times of the variants, and forgets what was accepted.
-        """
-        assert self.lengths is not None, "there are several variants"
-        self.rows.zero_()
-        self.rows[: len(rows)] = rows
-        self.lengths.clear()
-        self.lengths.times.fill_(_NEVER)
-        self.lengths.times[:, variant] = 1.0
-        self._choose_length()
 
     def condition(self, word: Control) -> torch.Tensor:
         """Return the low half of a control word, int32 [1], as conditional nodes read it."""
