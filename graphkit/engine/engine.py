@@ -337,7 +337,8 @@ class SpeculativeEngine:
 
         A waiting request leaves the queue. The row and the KV slots of a running one are freed by
         the next ``step``, before waiting requests join; device loops of v3 end after the steps
-        that they run. Does nothing for a request that has finished. Does not wait.
+        that they run. Does nothing for a request that has finished, except that ``STOP_STRING``
+        replaces its reason: its last step may have gone on behind the string. Does not wait.
 
         Args:
             request: As returned by ``submit``.
@@ -361,6 +362,8 @@ class SpeculativeEngine:
                 field="reason",
             )
         if request.is_finished:
+            if reason is FinishReason.STOP_STRING:
+                self._batching.tally.change_reason(request, reason)
             return
         if request not in self._batching.queue:
             raise InputError(

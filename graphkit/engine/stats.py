@@ -146,6 +146,13 @@ class Tally:
             if request.error is not None:
                 self._errors.append(request.error)
 
+    def change_reason(self, request: Request, reason: FinishReason) -> None:
+        """Count a request that has ended for another reason."""
+        assert request.finish_reason is not None, "it has ended"
+        self._counts.finished[request.finish_reason] -= 1
+        self._counts.finished[reason] += 1
+        request.finish_reason = reason
+
     def raise_error(self) -> None:
         """Raise the first error of the requests that have failed, and forget the others."""
         if self._errors:

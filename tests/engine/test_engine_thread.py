@@ -131,6 +131,20 @@ def test_a_stop_string_ends_the_text_before_it(thread):
     assert stream.request.finish_reason is gk.FinishReason.STOP_STRING
 
 
+@pytest.mark.parametrize("engine", ["v1", "v2", "v3"], indirect=True)
+def test_a_stop_string_is_the_reason_of_a_request_whose_last_step_went_on(engine, thread):
+    """A launch of several steps returns all tokens of a short request at once."""
+    for length in (4, 6, 12):
+        stop = Letters().decode(expected([1], 4)[2:])
+        stream = collect(thread.submit([1], gk.SamplingParams(max_new_tokens=length), stop=[stop]))
+        assert stream.text == Letters().decode(expected([1], 2))
+        assert stream.request.finish_reason is gk.FinishReason.STOP_STRING
+    stats = thread.call(lambda engine: engine.stats)
+    assert {reason: count for reason, count in stats.finished.items() if count} == {
+        gk.FinishReason.STOP_STRING: 3
+    }
+
+
 def test_a_stop_token_is_not_part_of_the_text(thread):
     tokens = expected([1], 4)
     params = gk.SamplingParams(max_new_tokens=60, stop_token_ids=[tokens[-1]])
