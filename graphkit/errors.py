@@ -222,7 +222,7 @@ class ReplayError(GraphkitError, RuntimeError):
 
 
 class QueueFullError(ReplayError):
-    """As many requests wait as ``EngineThread.max_waiting`` allows. A server answers 429 or 503."""
+    """As many requests wait as ``EngineThread.max_waiting`` allows. A server answers 503."""
 
 
 class RankError(ReplayError):

@@ -1,7 +1,7 @@
 """A server with the completions and the chat completions of OpenAI, whole or streamed.
 
 ``python tools/examples/serve.py [FOLDER]`` serves a folder of transformers, without one the
-reference model. It needs ``pip install starlette uvicorn``.
+reference model. It needs ``pip install starlette uvicorn prometheus-client``.
 """
 
 from __future__ import annotations
