@@ -49,6 +49,7 @@ from graphkit.runners.memory_estimate import estimate_memory
 from graphkit.spec import SpecConfig
 
 _REASONS_OF_CALLERS = FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.STOP_STRING
+_ENDS_OF_TEXT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTEXT
 
 
 class SpeculativeEngine:
@@ -338,7 +339,8 @@ class SpeculativeEngine:
         A waiting request leaves the queue. The row and the KV slots of a running one are freed by
         the next ``step``, before waiting requests join; device loops of v3 end after the steps
         that they run. Does nothing for a request that has finished, except that ``STOP_STRING``
-        replaces its reason: its last step may have gone on behind the string. Does not wait.
+        replaces ``STOP``, ``LENGTH`` and ``CONTEXT``: its last step may have gone on behind the
+        string. Does not wait.
 
         Args:
             request: As returned by ``submit``.
@@ -362,7 +364,7 @@ class SpeculativeEngine:
                 field="reason",
             )
         if request.is_finished:
-            if reason is FinishReason.STOP_STRING:
+            if reason is FinishReason.STOP_STRING and request.finish_reason in _ENDS_OF_TEXT:
                 self._batching.tally.change_reason(request, reason)
             return
         if request not in self._batching.queue:

@@ -147,7 +147,7 @@ class Tally:
                 self._errors.append(request.error)
 
     def change_reason(self, request: Request, reason: FinishReason) -> None:
-        """Count a request that has ended for another reason."""
+        """Give a request that has ended another reason, and count it under that one."""
         assert request.finish_reason is not None, "it has ended"
         self._counts.finished[request.finish_reason] -= 1
         self._counts.finished[reason] += 1

@@ -368,5 +368,6 @@ def test_only_reasons_of_a_caller_end_a_request(engine):
     with pytest.raises(gk.InputError, match="expected a FinishReason of ABORTED, DEADLINE, STOP"):
         engine.abort(request, gk.FinishReason.LENGTH)
     engine.abort(request, gk.FinishReason.DEADLINE)
+    engine.abort(request, gk.FinishReason.STOP_STRING)
     assert request.finish_reason is gk.FinishReason.DEADLINE
     engine.step()
