@@ -4,7 +4,9 @@ Half of the requests are greedy and half are sampled with seeds. Tokens and the 
 log-probabilities are compared with those of plain decoding, one request at a time. Settings differ
 in the batch, the drafts, the generation and the chunks of prompts.
 
-    python tools/bench/equal_texts.py --out tools/bench/results/equal_texts.json
+    python tools/bench/equal_texts.py --texts 40 --out tools/bench/results/equal_texts.json
+
+``results/equal_texts.json`` joins the reports of three formats (``--quantize``).
 """
 
 from __future__ import annotations

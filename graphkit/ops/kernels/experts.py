@@ -8,7 +8,7 @@ expert is its group. Otherwise groups are experts. A program whose group has no 
 The rows of an expert are multiplied in tiles of few rows or of many, which give the same bits:
 Triton adds the inputs of an output in order, in steps of 16, whatever the tile, and so does cuBLAS.
 Of quantised weights, a warp adds other groups of 16 inputs than a warpgroup: each thread holds four
-consecutive numbers, and that of a warpgroup two. Row-invariant products of them are those of warps.
+consecutive numbers, and that of a warpgroup two. Row-invariant products thus run by warps alone.
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ from graphkit.ops.quantized_layout import BLOCK
 MOST_ROWS = 64
 """Most rows of a tile. More rows of bfloat16 run by a grouped product of torch."""
 MOST_ROWS_OF_WARPS = 256
-"""Most rows whose quantised weights warps multiply if other rows may have other bits. For 512 rows
-of Qwen3-30B-A3B on an H200, warpgroups are faster by 2 % (8 bits) and 18 % (4 bits), for 2,048 by
-26 and 43 %; for 128, warps are by 39 and 20 %."""
+"""Most rows whose quantised weights warps multiply if bits may differ between numbers of rows. On
+an H200, warps were faster for 128 rows of the layer of ``tools/bench/experts.py``, and warpgroups
+for 512."""
 EARLY_BYTES = 512
 """Bytes of each output that a program requests into the L2 cache while it finds its rows."""
 CHUNKS = 64, 128
@@ -403,7 +403,7 @@ def _grouped(
         experts = args.experts.flatten()[order].clamp(0, len(args.weight) - 1)
         products += args.bias.to(x.dtype)[experts]
     if args.swiglu:
-        # torch pads rows of a result to 16 bytes.
+        # Rows of a grouped product are padded to 16 bytes (torch 2.11).
         products = gate_rows(args, products.contiguous(), torch.empty_like(out), **gate)
     out[order] = products
     return out
