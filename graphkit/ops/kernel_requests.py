@@ -67,7 +67,8 @@ class KernelRequests:
         if all(self._is_ready):
             return op.launch(arguments)
         try:
-            with devices.pop() if devices else nullcontext():  # of the tensors that it creates
+            # A reference may create tensors without naming a device.
+            with devices.pop() if devices else nullcontext():
                 return op.stand_in(arguments)
         except Exception as error:  # such as too little memory
             logger.debug("%s waits for its kernels: %r", type(arguments).__name__, error)

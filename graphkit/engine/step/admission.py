@@ -116,7 +116,7 @@ class Admission:
                 ``req_to_token``.
 
         Returns:
-            The reports of the first new tokens of the prompts that are complete, [complete, 6]
+            The reports of the first new tokens of the prompts that are complete, [complete, 7]
             int32 on the device; ``None`` if none is complete.
         """
         self._check_attention()

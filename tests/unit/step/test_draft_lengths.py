@@ -133,7 +133,7 @@ to another one. Small dense and hybrid batches are alike, and so are the largest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "batch", "chance"),
-    [(forward, batch, chance) for forward, batch, all_ in NEAR_TURNS for chance in all_],
+    [(forward, batch, chance) for forward, batch, chances in NEAR_TURNS for chance in chances],
 )
 def test_no_length_is_faster_anywhere(forward, batch, chance):
     check_speed(forward, batch, chance, 2000)
