@@ -2,8 +2,8 @@
 
 Rows of sample batches run alone, among others, at other places and in other numbers. Where the KV
 slots of a target are known, prompts run whole, in chunks and side by side, and tokens run one by
-one and as chains and trees of drafts. All runs are without a graph, which changes no bits: the
-audit ``shadow`` compares replays with such runs. No tolerance applies.
+one and as chains and trees of drafts, chains also packed. All runs are without a graph, which
+changes no bits: the audit ``shadow`` compares replays with such runs. No tolerance applies.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Runs of whole texts: prompts in chunks and side by side, decoded tokens, chains and trees.
 
+Chains also run packed, in steps that divide their rows among the requests.
+
 Rows of prompts are compared with rows of prompts, and rows of steps with rows of steps. A row is
 known by its request and by the text that it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,11 +104,13 @@ class Sequences:
         """Return a run of one batch of a text, which repeats the batches before it."""
         part, target = parts[number], self._target
         kind = "step" if part.batch.is_step else "prompt"
-        keys, names = [None] * part.batch.inputs.num_tokens, [""] * part.batch.inputs.num_tokens
+        num_rows = part.batch.inputs.num_tokens
+        keys: list[Hashable] = [object() for _ in range(num_rows)]  # of pads, which equal no other
+        names = [""] * num_rows
         for source in part.batch.sources:
             for row, position in zip(source.rows, source.positions, strict=True):
                 tokens = np.asarray(source.tokens)[: position + 1]
-                keys[row] = (kind, source.request, tokens.tobytes())  # type: ignore[call-overload]
+                keys[row] = (kind, source.request, tokens.tobytes())
                 names[row] = f"position {position} of request {source.request}"
 
         def prepare() -> None:
@@ -120,21 +124,38 @@ class Sequences:
     def _parts(self) -> Iterator[Sequence[_Part]]:
         """Yield the batches of every text."""
         indices = range(len(self._requests))
+        orders = {(0,), (len(indices) - 1,), tuple(indices), tuple(reversed(indices))}
         for index in indices:
             yield self._prompt(index)
         yield from self._cut_prompts()
         chains = [replace(request, parents=_chain(request)) for request in self._requests]
-        for requests in (self._requests, chains) if self._width > 1 else (self._requests,):
+        for requests in (self._requests, chains) if self._has_trees else (chains,):
             for index in indices:
                 for path in requests[index].paths():
                     yield [*self._prompt(index), *self._decoded(index, path)]
             what = "chains" if requests is chains else "trees"
-            for order in {(0,), (len(indices) - 1,), tuple(indices), tuple(reversed(indices))}:
+            for order in orders:
                 yield [*self._prompts(), self._step(requests, order, what)]
+        if self._packs_steps:
+            most = self._width - 1
+            for order in orders:
+                none = (0,) * (len(order) - 1)
+                for drafts in {(most, *none), (*none, most), (most // 2,) * len(order)}:
+                    yield [*self._prompts(), self._packed_step(chains, order, drafts)]
 
     @property
     def _width(self) -> int:
         return self._verify.tokens_per_request
+
+    @property
+    def _has_trees(self) -> bool:
+        return any((request.parents != _chain(request)).any() for request in self._requests)
+
+    @property
+    def _packs_steps(self) -> bool:
+        """Whether engines divide the rows of a step among its requests, see ``Verifier``."""
+        step, is_chain = self._verify.step, self._verify.spec.topk == 1
+        return self._width > 1 and is_chain and step.packs_rows and not step.plans_on_host
 
     def _prompt(self, index: int) -> list[_Part]:
         """Return a whole prompt as one batch."""
@@ -174,6 +195,16 @@ class Sequences:
         if self._width == 1:
             text = f"decoded in a batch of requests {list(order)}"
         return _Part(text, self._verify, batch)
+
+    def _packed_step(
+        self, chains: Sequence[TreeRequest], order: Sequence[int], drafts: Sequence[int]
+    ) -> _Part:
+        counts = [count + 1 for count in drafts]
+        # A captured number of rows may have pads, and has at most all rows of the requests.
+        num_rows = min(sum(counts) + 1, len(counts) * self._width)
+        batch = self._batches(self._verify, chains).packed_step(order, drafts, num_rows)
+        rows = " and ".join(map(str, counts))
+        return _Part(f"in {rows} packed rows of requests {list(order)}", self._verify, batch)
 
     def _decoded(self, index: int, path: Sequence[int]) -> Iterator[_Part]:
         """Yield the tokens of a path, one by one."""

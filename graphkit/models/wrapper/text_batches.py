@@ -1,8 +1,9 @@
 """Batches that run texts, and which token of a text each of their rows ends.
 
 A text runs as the chunks of a prompt, alone or packed beside others, and as chains and trees of
-drafts behind a prompt. Comparisons of attention, of wrappers with their models, and of rows with
-themselves in other batches all run texts this way.
+drafts behind a prompt. Chains also have different numbers of drafts in one batch. Comparisons of
+attention, of wrappers with their models, and of rows with themselves in other batches all run texts
+this way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from graphkit.config import is_int
 from graphkit.errors import ConfigError, TargetError, short_repr
+from graphkit.ops.step_rows import pack_rows
 from graphkit.runners import Runner
 from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.runners.comparison.step_comparison import SEED
@@ -183,6 +185,41 @@ class TextBatches:
             "seq_lens committed tokens from the cache, and passes custom_mask to its attention."
         )
         return self._batch(f"{what} of {named}", fields, ("token_bitmask",), sources, advice)
+
+    def packed_step(
+        self, indices: Sequence[int], drafts: Sequence[int], num_rows: int
+    ) -> TextBatch:
+        """Return a step of chains that divides its rows among the requests, as engines pack it.
+
+        Args:
+            indices: Indices of requests, whose prompts are in the KV pools.
+            drafts: Drafts of each request to verify, below the rows per request of a step.
+            num_rows: Rows of the batch; those behind the last draft are pads.
+        """
+        step, width = self.step(indices), self._width
+        names = "input_ids", "positions", "out_cache_loc"
+        tokens, positions, slots = (torch.from_numpy(getattr(step.inputs, name)) for name in names)
+        lengths, nodes, _, *packed, _, _ = pack_rows(
+            torch.tensor(drafts, dtype=torch.int32),
+            torch.from_numpy(step.inputs.req_pool_indices),
+            tokens, positions, slots, width, num_rows,
+        )  # fmt: skip
+        row_of = {node: row for row, node in enumerate(nodes.tolist())}
+        sources = []
+        for source in step.sources:
+            nodes_of = zip(source.rows, source.positions, strict=True)
+            kept = [(row_of[node], position) for node, position in nodes_of if node in row_of]
+            rows, places = zip(*kept, strict=True)
+            sources.append(replace(source, rows=rows, positions=places))
+        fields = {
+            "req_pool_indices": step.inputs.req_pool_indices,
+            "seq_lens": step.inputs.seq_lens,
+            **{name: rows.numpy() for name, rows in zip(names, packed, strict=True)},
+        }
+        batch = self._batch(step.name, fields, _OMITTED_IN_PROMPTS, sources, step.advice)
+        batch.inputs.lengths = lengths.to(self._device)
+        batch.inputs.width, batch.inputs.packs_nodes = width, True
+        return batch
 
     def _prompt(self, index: int) -> Iterator[TextBatch]:
         """Yield the chunks of a prompt, as an engine prefills it."""

@@ -1,5 +1,7 @@
 """The audit of rows: bits that depend on the number of rows, their places, chunks and drafts."""
 
+import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import graphkit as gk
 from graphkit.audit import AUDITS, audit_target
 from graphkit.audit.bits import same_bits
 from graphkit.audit.locate_target import locate
+from graphkit.audit.rows.known_rows import KnownRows
 from small_llama import SIZES
 
 ROOT = Path(gk.__file__).parents[1]
@@ -99,6 +102,76 @@ def test_a_linear_that_splits_by_the_number_of_rows_is_named(splits, text):
     assert "test_rows.py" in finding.source
     assert finding.kernel
     assert text in finding.text
+
+
+CHAINS = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
+
+
+class PackedSteps:
+    """A forward that says during a packed step that it runs one, and counts them."""
+
+    def __init__(self, forward):
+        self.forward, self.is_packed, self.count = forward, False, 0
+
+    def __call__(self, inputs):
+        self.is_packed = bool(inputs.packs_nodes)
+        self.count += self.is_packed
+        output = self.forward(inputs)
+        self.is_packed = False
+        return output
+
+
+class LeakingRows(nn.Module):
+    """Adds the row before to each row of its result in packed steps."""
+
+    def __init__(self, module, steps):
+        super().__init__()
+        self.module, self._steps = module, [steps]  # in a list: it has this module
+
+    def forward(self, *args):
+        out = self.module(*args)
+        if not self._steps[0].is_packed:
+            return out
+        rows = out.flatten(0, -2)
+        return (rows + nn.functional.pad(rows, (0, 0, 1, -1))).view_as(out)
+
+
+def chains_target():
+    """Return a target of chains, and its forward of TARGET_VERIFY."""
+    target = llama(torch.bfloat16).target(**CHAINS)
+    mode = gk.ForwardMode.TARGET_VERIFY
+    steps = PackedSteps(target.forwards[mode])
+    return dataclasses.replace(target, forwards={**target.forwards, mode: steps}), steps
+
+
+def test_rows_of_packed_steps_are_compared_with_decode_rows(monkeypatch):
+    compared = Counter()
+    difference = KnownRows.difference
+
+    def count(known, run, output):
+        before = known.num_compared
+        found = difference(known, run, output)
+        compared[run.text] += known.num_compared - before
+        return found
+
+    monkeypatch.setattr(KnownRows, "difference", count)
+    target, steps = chains_target()
+    assert not rows_report(target).findings
+    packed = {text: rows for text, rows in compared.items() if "packed" in text}
+    assert len(packed) == steps.count == 10
+    assert packed["in 4 and 1 packed rows of requests [1, 0]"] == 5  # pads are not compared
+    assert packed["in 2 packed rows of requests [1]"] == 2
+
+
+@pytest.mark.parametrize("path", ["self_attn.v_proj", "post_attention_layernorm"])
+def test_a_module_that_mixes_rows_of_packed_steps_is_named(path):
+    target, steps = chains_target()
+    layer = target.weights.get_submodule("model.layers.1")
+    layer.set_submodule(path, LeakingRows(layer.get_submodule(path), steps))
+    (finding,) = rows_report(target).findings
+    assert finding.mode == "TARGET_VERIFY"
+    assert f"layers.1.{path}" in finding.module
+    assert "packed rows of requests" in finding.text
 
 
 class PaddedRows(RowWise):
