@@ -196,7 +196,7 @@ def _measure_format(
         steps=arguments.steps or _STEPS[device.type],
         rounds=arguments.rounds,
     )
-    longest, needed = model.longest_context, bench.max_context_len
+    longest, needed = model.longest_context, bench.max_context_len(max(arguments.batch_sizes))
     if longest is not None and needed > longest:
         raise UsageError(
             f"--context is {bench.context}, and the steps of a round need room for "

@@ -181,4 +181,4 @@ def test_the_defaults_of_a_gpu_fit_the_contexts_of_the_reference_model(algorithm
         variants=tuple(make_variants(("v1", "v2", "v3"), (1, 4, 16))), text_ids=[1],
         context=256, steps=_STEPS["cuda"], rounds=3,
     )  # fmt: skip
-    assert bench.max_context_len <= 1024
+    assert bench.max_context_len(8) <= 1024

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 TOOLS = ("found", "liveness", "sanitizer")
 MARK, TIMEOUT = "# BUG", 300
+PROCESSES = 12
+"""Programs that run at once on CUDA. They have little memory, and most of their time is imports."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,8 @@ def table(results: list[Result]) -> str:
 
 def main() -> int:
     """Run the command."""
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--json", type=Path, metavar="F", help="write the results as JSON, with device and versions"
@@ -200,7 +205,9 @@ def main() -> int:
     if arguments.plain or arguments.liveness:
         plain(arguments.plain or arguments.liveness, liveness=bool(arguments.liveness))
         return 0
-    results = [scored(path) for path in programs() if (arguments.only or "") in path.stem]
+    chosen = [path for path in programs() if (arguments.only or "") in path.stem]
+    with ThreadPoolExecutor(PROCESSES if torch.cuda.is_available() else 1) as pool:
+        results = list(pool.map(scored, chosen))
     print(table(results))
     if arguments.json:
         arguments.json.write_text(as_json(results), encoding="utf-8")

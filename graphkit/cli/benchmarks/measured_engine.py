@@ -180,19 +180,17 @@ class MeasuredEngine:
         return counts
 
     def _advance(self, steps: int) -> list[float]:
-        """Run at least ``steps`` steps, whole launches.
+        """Run at least ``steps`` steps of all requests, whole launches.
 
         Returns:
             When they began, and when each was received.
         """
-        first = self._requests[0]
-        done, seen = first.num_verifies, [time.perf_counter()]
+        done, seen = self._steps(), [time.perf_counter()]
         end = done + self._variant.whole_launches(steps)
-        while done < end and not first.is_finished:
+        while done < end and not self._requests[0].is_finished:
             self._engine.step()
-            now = time.perf_counter()
-            seen += [now] * (first.num_verifies - done)
-            done = first.num_verifies
+            now, before, done = time.perf_counter(), done, self._steps()
+            seen += [now] * (done - before)
         if any(request.is_finished for request in self._requests):
             raise ConfigError(
                 f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
@@ -200,6 +198,10 @@ class MeasuredEngine:
                 field="max_context_len",
             )
         return seen
+
+    def _steps(self) -> int:
+        """Return the steps of the request that began last."""
+        return min(request.num_verifies for request in self._requests)
 
     def _restart(self) -> None:
         """Begin the requests, instead of those that run, and warm up.

@@ -10,13 +10,10 @@ from functools import partial
 
 import torch
 
-from graphkit.cli.benchmarks.measured_engine import (
-    MeasuredEngine,
-    Steps,
-    Variant,
-)
+from graphkit.cli.benchmarks.measured_engine import MeasuredEngine, Steps, Variant
 from graphkit.cli.benchmarks.step_bound import WeightBytes, copy_bandwidth
 from graphkit.engine import SpeculativeEngine
+from graphkit.engine.step.admission import LEAST_BESIDE
 from graphkit.graphs import environment
 from graphkit.graphs.streams import restore_fast_replays
 from graphkit.records import BenchReport, Measure
@@ -126,10 +123,11 @@ class StepBench:
             measured += _COUNTED_STEPS
         return ahead + measured + ahead
 
-    @property
-    def max_context_len(self) -> int:
-        """Tokens of the longest context that an engine needs."""
-        return self.context + room_for(self._most_steps, self.spec)
+    def max_context_len(self, size: int) -> int:
+        """Return the tokens of the longest context that an engine of a batch size needs."""
+        # The first requests run a step behind each forward that prefills others.
+        forwards = size * -(-self.context // LEAST_BESIDE)
+        return self.context + room_for(forwards + self._most_steps, self.spec)
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
         seen = {variant.name: Steps() for variant in self.variants}
@@ -200,7 +198,7 @@ class StepBench:
         with self.engine(
             max_batch_size=size,
             batch_sizes=[size],
-            max_context_len=self.max_context_len,
+            max_context_len=self.max_context_len(size),
             generation=variant.generation,
             steps_per_launch=variant.steps_per_launch,
         ) as opened:

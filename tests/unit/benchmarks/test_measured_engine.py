@@ -10,6 +10,7 @@ import pytest
 from graphkit.cli.benchmarks import MeasuredEngine, Steps, Variant, measured_engine
 from graphkit.cli.benchmarks.step_bench import pieces
 from graphkit.engine.step import SpecStepRunner
+from graphkit.engine.step.admission import Admission
 from graphkit.errors import ConfigError
 from graphkit.models import random_model
 
@@ -26,11 +27,11 @@ def measured(models):
     """Return ``measured(variant)``, which opens an engine for two requests."""
     with ExitStack() as stack:
 
-        def opened(variant: Variant, *, context: int = 64) -> MeasuredEngine:
+        def opened(variant: Variant, *, context: int = 64, **options) -> MeasuredEngine:
             engine = models.engine(
                 num_steps=1, max_batch_size=2, batch_sizes=[2],
                 max_context_len=context, generation=variant.generation,
-                steps_per_launch=variant.steps_per_launch,
+                steps_per_launch=variant.steps_per_launch, **options,
             )  # fmt: skip
             stack.enter_context(engine)
             return MeasuredEngine(engine, variant, pieces(range(64), 2, 5), 6)
@@ -56,6 +57,22 @@ def test_a_round_counts_no_step_that_was_enqueued_before_it(measured, monkeypatc
     engine.run(9, Steps())
     assert engine._requests[0].num_verifies == LOOP.steps_in_flight + 9
     assert len(launched) == 6, "two of the warm-up, three of the round, and one that is in flight"
+
+
+def test_a_round_begins_when_all_prompts_are_prefilled(measured, monkeypatch):
+    engine = measured(LOOP, context=96, chunked_prefill_size=1)
+    restart, prefilled = MeasuredEngine._restart, []
+
+    def restarted(self):
+        restart(self)
+        monkeypatch.setattr(Admission, "prefill", lambda *_: prefilled.append(1))
+
+    monkeypatch.setattr(MeasuredEngine, "_restart", restarted)
+    engine.run(4, Steps())
+    assert not prefilled
+    first, last = (request.num_verifies for request in engine._requests)
+    assert first > last, "the first request ran steps while the second was prefilled"
+    assert last == LOOP.steps_in_flight + 6
 
 
 class SimulatedEngine:
