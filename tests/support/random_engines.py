@@ -1,7 +1,8 @@
 """Random engines under random faults, against plain decoding that is written here.
 
 Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
-size, generation, batch sizes and the budget of prefills. Half of the pools are too small for all
+size, generation, batch sizes and the budget of prefills. Some engines have several draft lengths,
+chains also with rows that are divided among the requests. Half of the pools are too small for all
 requests at once, so that requests are preempted. A third of the runs are in the checking mode. The
 requests have random prompts, lengths, penalties, biases, filters, seeds and stop tokens, in a third
 of the runs of v1 and v2 also token masks, and join and are aborted at random. A KeyboardInterrupt
@@ -437,10 +438,15 @@ def has_processors(params):
 def draft_lengths(seed, kind, steps, topk, width):
     """Return draft steps, topk and nodes; of some runs several ascending draft lengths.
 
-    Other numbers of the run do not depend on these draws.
+    Most chains have their length and 0, as by default, so that steps divide their rows. Other
+    numbers of the run do not depend on these draws.
     """
     draw = random.Random(f"lengths {seed}")
-    if kind not in ("EAGLE", "STANDALONE", "NGRAM", "LAYERS") or draw.random() < 0.6:
+    if kind not in ("EAGLE", "STANDALONE", "NGRAM", "LAYERS"):
+        return steps, topk, width
+    if topk == 1 and width > 2 and draw.random() < 0.7:
+        return (0, steps), topk, (1, width)
+    if draw.random() < 0.6:
         return steps, topk, width
     lengths, widths = [], [0]
     for count in sorted(draw.sample(range(steps), draw.randint(1, steps))):
