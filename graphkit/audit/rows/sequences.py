@@ -46,12 +46,10 @@ class _Part:
 
     def run(self, target: CaptureTarget) -> Output:
         """Run the batch without a graph."""
-
-        def fall_back(inputs: Any, without: Sequence[str]) -> Output:
-            output: Output = self.runner.fall_back(inputs, without=without)
-            return output
-
-        return run_batch(self.batch, target.recurrent_state, fall_back)
+        run = self.runner.fall_back
+        return run_batch(
+            self.batch, target.recurrent_state, lambda inputs, without: run(inputs, without=without)
+        )
 
 
 class Sequences:
@@ -227,7 +225,7 @@ class Sequences:
     def _batches(
         runner: Runner[Any, Any], requests: Sequence[TreeRequest], width: int | None = None
     ) -> TextBatches:
-        return TextBatches(runner, requests, 1, width=width)
+        return TextBatches(runner, requests, width=width)
 
 
 @contextmanager

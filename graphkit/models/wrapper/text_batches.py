@@ -199,23 +199,18 @@ class TextBatches:
         step, width = self.step(indices), self._width
         names = "input_ids", "positions", "out_cache_loc"
         tokens, positions, slots = (torch.from_numpy(getattr(step.inputs, name)) for name in names)
-        lengths, nodes, _, *packed, _, _ = pack_rows(
-            torch.tensor(drafts, dtype=torch.int32),
-            torch.from_numpy(step.inputs.req_pool_indices),
-            tokens, positions, slots, width, num_rows,
-        )  # fmt: skip
-        row_of = {node: row for row, node in enumerate(nodes.tolist())}
-        sources = []
-        for source in step.sources:
-            nodes_of = zip(source.rows, source.positions, strict=True)
-            kept = [(row_of[node], position) for node, position in nodes_of if node in row_of]
-            rows, places = zip(*kept, strict=True)
-            sources.append(replace(source, rows=rows, positions=places))
-        fields = {
-            "req_pool_indices": step.inputs.req_pool_indices,
-            "seq_lens": step.inputs.seq_lens,
-            **{name: rows.numpy() for name, rows in zip(names, packed, strict=True)},
-        }
+        rows = torch.from_numpy(step.inputs.req_pool_indices)
+        counts = torch.tensor(drafts, dtype=torch.int32)
+        lengths, _, _, *packed, _, _ = pack_rows(
+            counts, rows, tokens, positions, slots, width, num_rows
+        )
+        ends = zip(step.sources, lengths.tolist(), lengths.cumsum(0).tolist(), strict=True)
+        sources = [
+            replace(source, rows=range(end - count, end), positions=source.positions[:count])
+            for source, count, end in ends
+        ]
+        fields = {name: values.numpy() for name, values in zip(names, packed, strict=True)}
+        fields |= {name: getattr(step.inputs, name) for name in ("req_pool_indices", "seq_lens")}
         batch = self._batch(step.name, fields, _OMITTED_IN_PROMPTS, sources, step.advice)
         batch.inputs.lengths = lengths.to(self._device)
         batch.inputs.width, batch.inputs.packs_nodes = width, True
