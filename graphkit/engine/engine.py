@@ -363,16 +363,16 @@ class SpeculativeEngine:
                 f"abort got the reason {short_repr(reason)}, expected a FinishReason of {names}.",
                 field="reason",
             )
+        if request not in self._batching.queue and request not in self._batching.tally:
+            raise InputError(
+                "abort got a request of another engine. Pass a Request that submit of this engine "
+                "returned.",
+                field="request",
+            )
         if request.is_finished:
             if reason is FinishReason.STOP_STRING and request.finish_reason in _ENDS_OF_TEXT:
                 self._batching.tally.change_reason(request, reason)
             return
-        if request not in self._batching.queue:
-            raise InputError(
-                "abort got a request that neither waits nor runs in this engine. Pass a Request "
-                "that submit of this engine returned.",
-                field="request",
-            )
         self._batching.abort(request, reason)
         self._calls.aborted(request)
 

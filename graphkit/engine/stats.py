@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request, VerifySteps
@@ -131,26 +132,34 @@ class Tally:
         self._counts = _Counts()
         self._ended: dict[Request, None] = {}
         """Requests whose last tokens no step has returned, in the order in which they ended."""
+        self._counted: WeakSet[Request] = WeakSet()
+        """Requests that have ended, as long as a caller has them."""
         self._errors: list[Exception] = []
         """Errors of requests that no step has raised."""
 
     def end(self, requests: Iterable[Request]) -> None:
         """Count finished requests, each once even if an interrupted call is repeated."""
         for request in requests:
-            if request in self._ended:
+            if request in self._counted:
                 continue
             self._ended[request] = None
-            self.add(request)
+            self._counted.add(request)
             if request.finish_reason is not None:
                 self._counts.finished[request.finish_reason] += 1
+            self.add(request)
             if request.error is not None:
                 self._errors.append(request.error)
+
+    def __contains__(self, request: Request) -> bool:
+        """Return whether a request has ended and is counted here."""
+        return request in self._counted
 
     def change_reason(self, request: Request, reason: FinishReason) -> None:
         """Give a request that has ended another reason, and count it under that one."""
         assert request.finish_reason is not None, "it has ended"
-        self._counts.finished[request.finish_reason] -= 1
-        self._counts.finished[reason] += 1
+        if request in self._counted:  # else an interrupted step has not counted it yet
+            self._counts.finished[request.finish_reason] -= 1
+            self._counts.finished[reason] += 1
         request.finish_reason = reason
 
     def raise_error(self) -> None:

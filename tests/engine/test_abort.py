@@ -130,7 +130,7 @@ def test_a_finished_request_stays_as_it_is(engine, task):
 def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, task):
     engine, other = make_engine(), make_engine()
     request = other.submit(task.prompts[0], LONG)
-    with refuses(InputError, "request", "neither waits nor runs in this engine"):
+    with refuses(InputError, "request", "another engine"):
         engine.abort(request)
     assert request.finish_reason is None
     for value in (3, None, task.prompts[0]):
@@ -139,3 +139,34 @@ def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, ta
     other.close()
     with pytest.raises(ReplayError, match="it takes no requests and no capture"):
         other.abort(request)
+
+
+def test_a_finished_request_of_another_engine_is_refused_and_not_counted(make_engine, task):
+    engine, other = make_engine(), make_engine()
+    requests = [each.generate(task.prompts[:1], LONG)[0] for each in (engine, other)]
+    with refuses(InputError, "request", "another engine"):
+        engine.abort(requests[1], FinishReason.STOP_STRING)
+    assert requests[1].finish_reason is FinishReason.LENGTH
+    assert engine.stats.finished == other.stats.finished == {FinishReason.LENGTH: 1}
+    with refuses(InputError, "request", "another engine"):
+        engine.abort(requests[1])
+
+
+def test_a_reason_that_changes_before_it_is_counted_is_counted_once(make_engine, task, monkeypatch):
+    """A step is interrupted between the end of the request and its count."""
+
+    def interrupt_end(_, requests):
+        if requests:
+            raise KeyboardInterrupt
+
+    engine = make_engine(generation="v1")
+    request = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine._batching.tally), "end", interrupt_end)
+        with pytest.raises(KeyboardInterrupt):
+            finish(engine)
+    assert request.finish_reason is FinishReason.LENGTH
+    engine.abort(request, FinishReason.STOP_STRING)
+    finish(engine)
+    counts = {reason: count for reason, count in engine.stats.finished.items() if count}
+    assert counts == {FinishReason.STOP_STRING: 1}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ _OFTEN = 8
 _errors: list[str] = []
 
 
-class CaptureObserver:
+class CaptureObserver(ABC):
     """Methods that are called at the steps of one capture, in this order.
 
     Attributes:
@@ -57,9 +58,9 @@ class CaptureObserver:
         if self.attribution is not None:
             self.attribution.__exit__()
 
+    @abstractmethod
     def after_end(self, graph: Any) -> None:
         """Use the graph, once it can be replayed."""
-        raise NotImplementedError
 
 
 class RecordedCapture(CaptureObserver):
