@@ -128,7 +128,8 @@ def reference_target(
     kept = {name: value for name, value in options.items() if name != "group"}
     from graphkit.models.heads.load import load_draft
 
-    chain = load_draft("MTP", default_checkpoint("mtp"), model, None, **kept)
+    with _without_progress():
+        chain = load_draft("MTP", default_checkpoint("mtp"), model, None, **kept)
     target = _target(model, max_batch_size, topk=topk, attention=attention, chain=chain)
     return replace(target, name="reference model")
 

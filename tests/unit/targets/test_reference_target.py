@@ -44,8 +44,9 @@ def test_a_model_without_draft_models_has_fewer_modes():
     assert set(llama_target(plain).forwards) == {VERIFY, DECODE, LAYERS}
 
 
-def test_the_shipped_target_has_every_mode():
+def test_the_shipped_target_has_every_mode_and_loads_without_a_progress_bar(capfd):
     target = reference_target()
+    assert "Loading weights" not in capfd.readouterr().err
     assert set(target.forwards) == set(MODES)
     assert (target.name, list(target.batch_sizes)) == ("reference model", [1, 2, 4, 8])
     wide = reference_target(topk=2, max_batch_size=3, attention=TritonAttention)
