@@ -81,7 +81,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="NAME|FILE",
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b, tiny, or the config.json "
         "of a causal language model of transformers; the algorithm is EAGLE, EAGLE3 or DFLASH, "
-        "with a random head, NGRAM or NONE",
+        "with a random draft head, NGRAM or NONE",
     )  # fmt: skip
     add_checkpoint_options(parser, instead_of="the reference model", among=models, compares=True)
 

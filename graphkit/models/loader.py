@@ -74,9 +74,9 @@ def load(
         folder_or_model: A folder with ``config.json`` and weights, or a model of transformers.
             Folders of AWQ, GPTQ, compressed-tensors, ModelOpt and FP8 run over graphkit's kernels.
             A model object is changed in place: it then runs through graphkit alone.
-        draft: A draft model for it, or its folder: an EAGLE, EAGLE-3 or DFLASH head in a layout
-            of ``heads.layouts``, MTP layers of the model in a folder of their own, an
-            assistant of Gemma 4, or a causal language model of the same vocabulary (STANDALONE).
+        draft: A draft model for it, or its folder. It is a draft head (EAGLE, EAGLE-3 or DFLASH
+            in a layout of ``heads.layouts``, MTP layers of the model in a folder of their own, an
+            assistant of Gemma 4), or a causal language model of the same vocabulary (STANDALONE).
             A model object is changed in place, too. ``"mtp"`` selects the MTP layers in the folder
             of the model: one drafts all steps (EAGLE), several draft one step each
             (MULTI_LAYER_EAGLE).

@@ -38,7 +38,7 @@ from graphkit.spec import SpecConfig
 
 
 class DFlashHead(DraftHead):
-    """A DFLASH draft model, with the parameter names of transformers' Muse Glimmer assistant.
+    """The head of DFLASH, with the parameter names of ``muse_glimmer_assistant`` of transformers.
 
     Each layer attends to two kinds of keys and values: those of the context, which it projects from
     the target's hidden states of committed tokens, and those of the block itself. A block is the

@@ -80,7 +80,7 @@ def load_draft(
     fuse: bool = True,
     row_invariant: bool = False,
 ) -> DraftModel:
-    """Return a draft head or MTP layers for a target.
+    """Return a draft head for a target.
 
     Args:
         kind: The kind.
