@@ -1,6 +1,7 @@
 """vllm-project/vllm#53520: the padded drafter overwrites rows that others still read.
 
-Pad rows are stored to slots of live requests, so that outputs depend on what pad rows hold.
+Pad rows are stored to a slot that a live request reads, so that its output depends on what they
+hold.
 """
 
 import torch
@@ -10,12 +11,12 @@ import graphkit as gk
 
 KIND = "leaking pad row"
 rows, out, shared = numbered(4), tensor(4, 4, value=0), tensor(8, 4, value=0)
-slots = torch.tensor([1, 2, 3, 1], device=device)
+slots, read = torch.tensor([[1, 2, 3, 4], [1, 2, 4, 4]], device=device)
 
 
 def body():
     shared.index_copy_(0, slots, rows)
-    return shared.index_select(0, slots)  # BUG
+    return shared.index_select(0, read)  # BUG
 
 
 def program():
