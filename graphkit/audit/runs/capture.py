@@ -265,9 +265,9 @@ def _capture_step(
     for loop in captured.record.loops:
         progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
         runs = step.runs(is_staggered=True, is_greedy=loop.kind == "greedy")
-        steps, mismatch = compare_loop(runs)
+        steps, mismatches = compare_loop(runs)
         loops.append(replace(loop, steps_compared=steps))
-        captured.mismatches += [] if mismatch is None else [mismatch]
+        captured.mismatches += mismatches
     if attribution is not None:  # the graphs are inspected
         requests.admit()
     captured.record = replace(captured.record, loops=tuple(loops), stats=runner.stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,24 +86,23 @@ def compare_runs(
         if graph is None and padding is None and written is None:
             finite = first_not_finite(replayed, even_owner(batch.batch_size))
     largest = max(runs.largest_difference, largest_difference(padded, replayed))
+    found = {
+        INPUT_WRITTEN: written, GRAPH_DIFFERS: graph, PADDING_LEAKS: padding, NOT_FINITE: finite
+    }  # fmt: skip
+    where = runner.mode.name, batch.batch_size, padded_batch_size
+    return Comparison(replayed, located(found, *where), largest)
 
-    def mismatches() -> Iterator[Mismatch]:
-        for kind, mismatch in (
-            (INPUT_WRITTEN, written),
-            (GRAPH_DIFFERS, graph),
-            (PADDING_LEAKS, padding),
-            (NOT_FINITE, finite),
-        ):
-            if mismatch is not None:
-                yield replace(
-                    mismatch,
-                    kind=kind,
-                    mode=runner.mode.name,
-                    batch_size=batch.batch_size,
-                    padded_batch_size=padded_batch_size,
-                )
 
-    return Comparison(replayed, tuple(mismatches()), largest)
+def located(
+    found: Mapping[str, Mismatch | None], mode: str, batch_size: int, padded_batch_size: int
+) -> tuple[Mismatch, ...]:
+    """Return the mismatches that were found, by kind, with the batch that they belong to."""
+    where: dict[str, Any] = {"batch_size": batch_size, "padded_batch_size": padded_batch_size}
+    return tuple(
+        replace(mismatch, kind=kind, mode=mode, **where)
+        for kind, mismatch in found.items()
+        if mismatch is not None
+    )
 
 
 def _input_mismatch(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from graphkit.audit.runs.comparison import Comparison
+from graphkit.audit.runs.comparison import Comparison, located
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.request_runs import RequestRuns, request_state, step_batch
 from graphkit.engine import SpeculativeEngine
@@ -196,23 +195,22 @@ def compare_steps(
         mismatch = runs.graph_difference(padded, replayed)
         if mismatch is not None:
             mismatch = runs.judge_graph(padded, replayed).wrong
-    mismatches: tuple[Mismatch, ...] = ()
-    if mismatch is not None:
-        where = runner.mode.name, batch.batch_size, padded_batch_size
-        mismatches = (_located(mismatch, GRAPH_DIFFERS, *where),)
+    where = runner.mode.name, batch.batch_size, padded_batch_size
+    mismatches = located({GRAPH_DIFFERS: mismatch}, *where)
     return Comparison(replayed, mismatches, largest_difference(padded, replayed))
 
 
-def compare_loop(runs: RequestRuns, steps: int = LOOP_STEPS) -> tuple[int, Mismatch | None]:
+def compare_loop(runs: RequestRuns) -> tuple[int, tuple[Mismatch, ...]]:
     """Run requests in one launch, and again in replays of single steps, and compare.
 
     Their reports must be equal, and their state up to rounding. The requests are admitted several
     times, and released.
 
     Returns:
-        The number of steps, and the first difference if there is one. Without any steps the
+        The number of steps, and the first difference, if there is one. Without any steps the
         replays were not repeatable, so that nothing could be compared.
     """
+    steps = LOOP_STEPS
     runner, count = runs.runner, len(runs.requests)
     rounding = Rounding(runner.sizes.dtype)
     replayed, launched = runs.replayed(steps), runs.launched(steps, steps)
@@ -220,13 +218,7 @@ def compare_loop(runs: RequestRuns, steps: int = LOOP_STEPS) -> tuple[int, Misma
     is_repeatable = not mismatches or not replayed.differences(runs.replayed(steps), rounding)
     runs.release()
     if not is_repeatable:
-        return 0, None
+        return 0, ()
     mismatch = mismatches.get("reports") or next(iter(mismatches.values()), None)
-    if mismatch is not None:
-        size = runner.table.fit(count)
-        mismatch = _located(mismatch, LOOP_DIFFERS, runner.mode.name, count, size)
-    return len(launched.reports), mismatch
-
-
-def _located(mismatch: Mismatch, kind: str, mode: str, batch_size: int, size: int) -> Mismatch:
-    return replace(mismatch, kind=kind, mode=mode, batch_size=batch_size, padded_batch_size=size)
+    where = runner.mode.name, count, runner.table.fit(count)
+    return len(launched.reports), located({LOOP_DIFFERS: mismatch}, *where)

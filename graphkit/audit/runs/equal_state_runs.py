@@ -148,8 +148,10 @@ class EqualStateRuns:
             limit = self.rounding.most if allowed is None else allowed
             return first_difference(expected, got, owner, self.rounding, limit)
 
-        for pair in pairs:
-            self._note(pair.own, pair.recorded)
+        for own, recorded in ((pair.own, pair.recorded) for pair in pairs):
+            difference = largest_difference(own, recorded)
+            self.largest_difference = max(self.largest_difference, difference)
+            self.natural_ulps = max(self.natural_ulps, largest_ulps(own, recorded, self.rounding))
         return first_mismatch(
             pairs, lambda pair: compare(pair.own, pair.recorded, pair.owner)
         ) or compare(unpadded, self._last_padded, self._owner)
@@ -165,11 +167,9 @@ class EqualStateRuns:
         runs = self.padded, self.padded
         return first_node(self.runner.step, runs, same_rows, self.rounding, weights)
 
-    def graph_difference(
-        self, padded: Tensors, replayed: Tensors, allowed: float = 0.0
-    ) -> Mismatch | None:
+    def graph_difference(self, padded: Tensors, replayed: Tensors) -> Mismatch | None:
         """Return the first row of a replay that differs from the padded run."""
-        return first_difference(padded, replayed, self._owner, self.rounding, allowed)
+        return first_difference(padded, replayed, self._owner, self.rounding)
 
     def judge_graph(self, padded: Tensors, replayed: Tensors) -> GraphVerdict:
         """Judge a replay that differs from its padded run, by repeating that run."""
@@ -183,8 +183,3 @@ class EqualStateRuns:
         if requests > live:
             tensors = {name: rows[: len(rows) * live // requests] for name, rows in tensors.items()}
         return {**tensors, **self._read_state()}
-
-    def _note(self, expected: Tensors, got: Tensors) -> None:
-        difference = largest_difference(expected, got)
-        self.largest_difference = max(self.largest_difference, difference)
-        self.natural_ulps = max(self.natural_ulps, largest_ulps(expected, got, self.rounding))
