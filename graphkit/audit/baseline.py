@@ -41,34 +41,38 @@ _LINE = re.compile(r":\d+ in ")
 _DECLARED = ("weight", "state", "input", "mailbox")
 
 
-def baseline_graphs(target: CaptureTarget, runner: Runner[Any, Any]) -> list[GraphRecord]:
-    """Return the graphs of a captured runner, without arguments that differ in a second capture."""
-    if runner.eager_reason:
-        return []
-    names = runner.memory_names(target.weights)
-    attribution = Attribution(target.weights, stack_fill=UNSET_MARKER)
-    with runner.recapture(attribution=attribution) as graphs:
-        second = {size: inspect_graph(graph, names=names) for size, graph in graphs.items()}
-    return [
-        without_unset_numbers(runner.inspect(size, weights=target.weights), second[size])
-        for size in runner.table
-    ]
+class LockedGraphs:
+    """The graphs of captured runners of a target, for its lock.
 
-
-def replay_times(
-    target: CaptureTarget, runner: Runner[Any, Any], graphs: Sequence[GraphRecord]
-) -> dict[str, float]:
-    """Return the median microseconds of replays of full batches, by the names of graphs.
-
-    Empty for the whole step of an engine, which has no sample batches.
+    Attributes:
+        graphs: The graphs, without arguments that differ in a second capture.
+        replay_us: Median microseconds of replays of full batches, by the names of graphs. The whole
+            step of an engine has none: it has no sample batches.
     """
-    times = {}
-    for graph in graphs if runner.mode in target.forwards else ():
-        size = graph.batch_size
-        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
-        replay = partial(runner.replay, batch, padded_batch_size=size)
-        times[graph.name] = round(duration_us(runner, replay), 2)
-    return times
+
+    def __init__(self, target: CaptureTarget) -> None:
+        self._target, self.graphs, self.replay_us = target, list[GraphRecord](), dict[str, float]()
+
+    def add(self, runner: Runner[Any, Any]) -> None:
+        """Add the graphs of a captured runner, which has none if its mode runs eagerly."""
+        if runner.eager_reason:
+            return
+        target, weights = self._target, self._target.weights
+        names = runner.memory_names(weights)
+        attribution = Attribution(weights, stack_fill=UNSET_MARKER)
+        with runner.recapture(attribution=attribution) as graphs:
+            second = {size: inspect_graph(graph, names=names) for size, graph in graphs.items()}
+        for size in runner.table:
+            graph = without_unset_numbers(runner.inspect(size, weights=weights), second[size])
+            self.graphs.append(graph)
+            if runner.mode in target.forwards:
+                batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), SEED)
+                replay = partial(runner.replay, batch, padded_batch_size=size)
+                self.replay_us[graph.name] = round(duration_us(runner, replay), 2)
+
+    def baseline(self, environment: Environment) -> GraphBaseline:
+        """Return the lock of the graphs that were added."""
+        return make_baseline(self._target.name, self.graphs, environment, self.replay_us)
 
 
 def make_baseline(

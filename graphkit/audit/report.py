@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.baseline import (
-    baseline_graphs,
-    check_baseline,
-    make_baseline,
-    replay_times,
-)
+from graphkit.audit.baseline import LockedGraphs, check_baseline
 from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.frozen_values import audit_frozen_values
@@ -34,7 +28,7 @@ from graphkit.audit.wrong_outputs import audit_finite, audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError, short_repr
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
-from graphkit.records import AuditReport, GraphBaseline, GraphRecord
+from graphkit.records import AuditReport, GraphBaseline
 from graphkit.records.audit import AUDITS, USUAL_AUDITS, Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison import check_tolerance
@@ -108,14 +102,11 @@ def audit_target(
     require_type("audit_target", "lock", lock, (GraphBaseline, NoneType), "a GraphBaseline or None")
     backend = backend_for(device, None)
     here = environment(backend.device)
-    graphs, times = list[GraphRecord](), dict[str, float]()
+    graphs = None if lock is None else LockedGraphs(target)
+    sizes = batch_sizes or representative_sizes(target)
     for done, mode in enumerate(all_modes):
         progress(done, len(all_modes), f"auditing {mode.name}")
-        sizes = batch_sizes or representative_sizes(target)
-        with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
-            if lock is not None and runner is not None:
-                new = baseline_graphs(target, runner)
-                graphs, times = graphs + new, times | replay_times(target, runner, new)
+        _audit_mode(target, mode, log, chosen, sizes, device, graphs)
     if Audit.LOOP in chosen and modes is None and target.engine is None:
         log.skip(Audit.LOOP, "", "the target declares no engine, so that there is no loop")
     if Audit.MISSES in chosen:
@@ -125,11 +116,10 @@ def audit_target(
     if Audit.LAUNCH in chosen:
         audit_streams(backend.device, log)
     progress(len(all_modes), len(all_modes), "audited")
-    if lock is not None:
+    if lock is not None and graphs is not None:
         names = {mode.name for mode in modes or ()}
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
-        now = make_baseline(target.name, graphs, here, times)
-        check_baseline(replace(lock, graphs=locked), now, log)
+        check_baseline(replace(lock, graphs=locked), graphs.baseline(here), log)
     return log.report(target.name, backend.name, here)
 
 
@@ -146,18 +136,15 @@ def graph_baseline(
         CaptureError: A forward cannot be captured.
         TargetError: The target lacks a mode, or has no graph.
     """
-    graphs, times = list[GraphRecord](), dict[str, float]()
+    locked = LockedGraphs(target)
     for mode in selected_modes(target, modes):
         sizes = batch_sizes or representative_sizes(target)
-        with _audited(target, mode, AuditLog(), (), sizes, device, True) as runner:
-            if runner is not None:
-                new = baseline_graphs(target, runner)
-                graphs, times = graphs + new, times | replay_times(target, runner, new)
-    if not graphs:
+        _audit_mode(target, mode, AuditLog(), (), sizes, device, locked)
+    if not locked.graphs:
         raise TargetError(
             f"target {short_repr(target.name)} has no graph to lock: its modes run eagerly."
         )
-    return make_baseline(target.name, graphs, graphs[0].environment, times)
+    return locked.baseline(locked.graphs[0].environment)
 
 
 def representative_sizes(target: CaptureTarget) -> list[int]:
@@ -178,20 +165,18 @@ def _chosen(only: Collection[str] | None) -> Collection[Audit]:
     return USUAL_AUDITS if only is None else [Audit(name) for name in only]
 
 
-@contextmanager
-def _audited(
+def _audit_mode(
     target: CaptureTarget,
     mode: ForwardMode,
     log: AuditLog,
     chosen: Collection[Audit],
     batch_sizes: Sequence[int],
     device: str,
-    needs_graphs: bool,
-) -> Iterator[Runner[Any, Any] | None]:
-    """Audit a mode, and yield its captured runner; ``None`` if there are no graphs."""
+    locked: LockedGraphs | None,
+) -> None:
+    """Audit a mode, and add its graphs to a lock if there is one."""
     if mode not in target.forwards:
-        with _audited_step(target, log, chosen, batch_sizes, device, needs_graphs) as of_engine:
-            yield of_engine
+        _audit_step(target, log, chosen, batch_sizes, device, locked)
         return
     # Audits feed NaN and stale rows on purpose, which the checking mode refuses.
     with target.runner(mode, batch_sizes=batch_sizes, device=device, check=False) as runner:
@@ -212,19 +197,19 @@ def _audited(
                 log.skip(name, mode.name, NOT_ON_RANKS[name])
             else:
                 audit(target, runner, log)
-        yield runner
+        if locked is not None:
+            locked.add(runner)
 
 
-@contextmanager
-def _audited_step(
+def _audit_step(
     target: CaptureTarget,
     log: AuditLog,
     chosen: Collection[Audit],
     batch_sizes: Sequence[int],
     device: str,
-    needs_graphs: bool,
-) -> Iterator[Runner[Any, Any] | None]:
-    """Audit the whole step of a target's engine, and yield its runner as ``_audited`` does.
+    locked: LockedGraphs | None,
+) -> None:
+    """Audit the whole step of a target's engine as ``_audit_mode`` does a mode.
 
     All audits but ``loop`` work on single forwards, and log that they were not run.
     """
@@ -235,15 +220,14 @@ def _audited_step(
     if runs_loop and target.group is not None:
         log.skip(Audit.LOOP, mode, NOT_ON_RANKS[Audit.LOOP])
         runs_loop = False
-    if not (needs_graphs or runs_loop):
-        yield None
+    if locked is None and not runs_loop:
         return
     with open_step(target, batch_sizes=batch_sizes, device=device) as step:
         if step.eager_reason:
             log.skip(Audit.LOOP, mode, step.eager_reason)
-            yield None
             return
-        step.runner.capture(attribution=Attribution(target.weights))
+        step.capture()
         if runs_loop:
             check_loop(step.runs(is_staggered=True), LOOP_STEPS, log)
-        yield step.runner
+        if locked is not None:
+            locked.add(step.runner)
