@@ -182,10 +182,6 @@ def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
     return runner.mode in _MODES and fields <= {*SERVED_FIELDS} and not runner.buffers.bound_fields
 
 
-def _has_mask(runner: Any) -> bool:
-    return any(layout.name == "custom_mask" for layout in runner.buffers.layouts)
-
-
 class _Text:
     """A short text of each of one or two requests, and the batches that compute its logits.
 
@@ -222,7 +218,8 @@ class _Text:
 
         Row 1 is a branch with another token. The others are the path.
         """
-        if not _has_mask(self._runner) or self._width < 3:
+        has_mask = any(layout.name == "custom_mask" for layout in self._runner.buffers.layouts)
+        if not has_mask or self._width < 3:
             return None
         self._chain(0)
         self._commit(1)

@@ -71,7 +71,8 @@ class _LineTrace:
 
     def _compare(self, line: Frame) -> None:
         for name, read in list(self._values.items()):
-            if not _is_equal(self._before[name], _state(read())):
+            before, now = self._before[name], _state(read())
+            if before[0] is not now[0] or before[1] != now[1]:
                 self.lines[name] = line_in([line])
                 del self._values[name]
 
@@ -83,7 +84,3 @@ def _state(value: Any) -> tuple[Any, Any]:
     if isinstance(value, _PLAIN):
         return None, repr(value)
     return value, len(value) if isinstance(value, (list, dict, set)) else None
-
-
-def _is_equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    return one[0] is other[0] and one[1] == other[1]

@@ -73,18 +73,13 @@ def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check
         except TargetError:  # the scheduler forms no batch of this size
             continue
         decisions[batch_size] = dispatch.decide(batch, "captured")
-    _report_misses(decisions, check, _severity(target, runner.mode))
+    is_served = target.served_modes is None or runner.mode in target.served_modes
+    _report_misses(decisions, check, "warning" if is_served else "note")
     replayed = sum(map(bool, decisions.values()))
     check.text = f"{replayed} of {count_of(len(decisions), 'batch size')} with a graph"
     if decisions and not runner.eager_reason:
         _report_unused_sizes(runner.table, list(decisions), check)
         _report_pads(runner.table, list(decisions), check)
-
-
-def _severity(target: CaptureTarget, mode: ForwardMode) -> str:
-    """Return how severe a batch without a graph is."""
-    is_served = target.served_modes is None or mode in target.served_modes
-    return "warning" if is_served else "note"
 
 
 def _max_running(runner: Runner[Any, Any]) -> int:
@@ -147,7 +142,8 @@ def _pad_share(table: SizeTable, batch_sizes: Sequence[int], extra: int = 0) -> 
 
 def _check_modes(target: CaptureTarget, check: Check) -> None:
     """Report modes that run without a graph because the target has no forward for them."""
-    algorithm, served = _algorithm_name(target.spec), target.served_modes
+    resolved, served = target.spec.resolved, target.served_modes
+    algorithm = str(getattr(resolved, "name", type(resolved).__name__))
     check.text = "modes that the target serves" if served else f"modes that {algorithm} runs"
     wanted = _step_modes(target.spec) if served is None else ((mode,) for mode in served)
     missing = [
@@ -181,7 +177,3 @@ def _step_modes(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
         chain = (ForwardMode.MULTI_LAYER_EAGLE,) if algorithm.is_eagle() else ()
         yield (ForwardMode.DRAFT, *chain)
         yield (ForwardMode.DRAFT_EXTEND_V2, *chain)
-
-
-def _algorithm_name(spec: SpecConfig) -> str:
-    return str(getattr(spec.resolved, "name", type(spec.resolved).__name__))

@@ -93,19 +93,18 @@ def report_launch(record: GraphRecord, own_us: float, check: Check, launches: in
 
 
 def audit_streams(device: torch.device, log: AuditLog) -> None:
-    """Count the streams of the process in the summary, and say how replays stay fast.
+    """Count the streams of the process in the summary; no device but a CUDA device has some."""
+    if device.type == "cuda":
+        log_streams(len(streams_in_use(device)), log)
+
+
+def log_streams(count: int, log: AuditLog) -> None:
+    """Log how many streams are in use, and how replays stay fast.
 
     Never a finding: which stream runs what is not visible, and the number alone costs nothing.
-
-    Args:
-        device: A CUDA device; no other has streams.
-        log: Collects the findings.
     """
-    if device.type != "cuda":
-        return
     with log.check(Audit.LAUNCH) as check:
-        used = count_of(len(streams_in_use(device)), "stream")
-        check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
+        check.text = f"{count_of(count, 'stream')} in use; {ONE_STREAM_ADVICE}"
 
 
 def launch_us(graphs: Sequence[Any], prepare: Callable[[], object]) -> float:

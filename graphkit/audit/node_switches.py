@@ -54,7 +54,9 @@ class NodeSwitches:
         for node in nodes:
             if node.kind not in (*SWITCHABLE, *_WITHOUT_EFFECT):
                 raise NotChecked(f"node {node.index}, a {node.kind}, cannot be switched off")
-        self._graph, self._wait, self._bindings = graph, wait, runtime()
+        bindings = runtime()
+        assert bindings is not None, "an inspected graph has bindings"
+        self._graph, self._wait, self._bindings = graph, wait, bindings
         graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
         handles = [handle for part in graphs for handle in self._handles(part)]
         self._nodes = list(zip(nodes, handles, strict=True))
@@ -74,7 +76,6 @@ class NodeSwitches:
 
     def keep_only(self, indices: Container[int]) -> None:
         """Switch off all nodes except those of the indices."""
-        assert self._bindings is not None, "an inspected graph has bindings"
         for node, (executable, handle) in self._nodes:
             if node.kind in SWITCHABLE:
                 is_on = int(node.index in indices)
@@ -83,7 +84,6 @@ class NodeSwitches:
     def _handles(self, graph: CudaGraph) -> list[tuple[Any, Any]]:
         """Return the executable graph and the template's node, for each node."""
         bindings = self._bindings
-        assert bindings is not None, "an inspected graph has bindings"
         executable = bindings.cudaGraphExec_t(graph.graph.raw_cuda_graph_exec())
         template = bindings.cudaGraph_t(graph.graph.raw_cuda_graph())
         count = int(checked(bindings.cudaGraphGetNodes(template))[-1])

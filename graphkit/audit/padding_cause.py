@@ -150,11 +150,7 @@ class Cause:
         """Description of the node and the cache, or an empty string."""
         if self.first is None:
             return ""
-        name = f"`{self.first.short_name}`"
-        if self.first.only_in is None:
-            text = f" The first node that differs is {name}."
-        else:
-            text = f" Only {self.runs[self.first.only_in]} runs {name}."
+        text = self.first.text(self.runs)
         return text if self.cache is None else f"{text} {self.cache.text}"
 
     @property
@@ -165,16 +161,10 @@ class Cause:
 
     def facts(self, runner: Runner[Any, Any], size: int, weights: Weights) -> dict[str, Any]:
         """Return what ``Check.report`` takes to name the node and the cache."""
-        names = () if self.cache is None else (self.cache.name,)
-        if self.first is None:
-            return {"names": names}
-        return {
-            "kernel": self.first.short_name,
-            "module": self.first.origin.module,
-            "source": self.first.origin.source,
-            "node": _node(runner, size, self.first, weights),
-            "names": names,
-        }
+        facts: dict[str, Any] = {"names": () if self.cache is None else (self.cache.name,)}
+        if self.first is not None:
+            facts |= self.first.facts | {"node": _node(runner, size, self.first, weights)}
+        return facts
 
 
 def padding_cause(

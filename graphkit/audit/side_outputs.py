@@ -11,7 +11,8 @@ itself, as layers read a context object, is reported as a note: others may read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,6 @@ from graphkit.runners.known_memory import attribute_tensors
 from graphkit.runners.targets import CaptureTarget
 
 _PLAIN = torch.Tensor, nn.Parameter
-
-
 _Held = dict[str, tuple[Container, Any, torch.Tensor]]
 """Tensors by name, each with the container and the key that hold it."""
 
@@ -128,26 +127,18 @@ def _side_outputs(first: _Left, second: _Left) -> _Held:
     return outputs
 
 
-def _lines(
-    runner: Runner[Any, Any],
-    batches: Sequence[Any],
-    outputs: _Held,
-) -> dict[str, str]:
+def _lines(runner: Runner[Any, Any], batches: Sequence[Any], outputs: _Held) -> dict[str, str]:
     """Return the lines that leave tensors in the second of two runs without a graph, by name."""
     if not outputs:
         return {}
+    last: dict[str, Any] = {}
 
-    def reader(container: Container, key: Any) -> Callable[[], Any]:
-        last: list[Any] = [None]
+    def read(name: str, container: Container, key: Any) -> Any:
+        now = container.find(key)
+        if now is not None:  # a list that is emptied first holds nothing: that is not the line
+            last[name] = now
+        return last.get(name)
 
-        def read() -> Any:
-            # A list that is emptied first holds nothing for a while: that is not the line.
-            last.append(container.find(key))
-            last[:] = [last[-1] if last[-1] is not None else last[0]]
-            return last[0]
-
-        return read
-
-    values = {name: reader(container, key) for name, (container, key, _) in outputs.items()}
+    values = {name: partial(read, name, *place[:2]) for name, place in outputs.items()}
     runner.run_padded(batches[0])
     return changing_lines(lambda: runner.run_padded(batches[1]), values)

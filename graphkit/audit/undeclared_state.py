@@ -75,7 +75,9 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
     new = {name: tensor for name, tensor in state.items() if name not in reported}
     if not new and not left:
         return
-    lines = _lines(runner, batch, new)
+    values = {name: partial(new.get, name) for name in new}
+    with restored(runner):
+        lines = changing_lines(lambda: runner.run_padded(batch), values)
     with log.check(Audit.WARMUP, runner.mode.name) as check:
         check.text = "compared the state of requests before and after a replay"
         if left:
@@ -119,17 +121,6 @@ def undeclared_tensors(
     ends = accumulate(tensors[name].nbytes for name in by_size)
     left = [name for name, end in zip(by_size, ends, strict=True) if end > COPY_BUDGET]
     return {name: tensors[name] for name in tensors if name not in left}, left
-
-
-def _lines(
-    runner: Runner[Any, Any], batch: Any, tensors: dict[str, torch.Tensor]
-) -> dict[str, str]:
-    """Return the lines that write tensors in a run without a graph, by name. Restores them."""
-    if not tensors:
-        return {}
-    values = {name: partial(tensors.get, name) for name in tensors}
-    with restored(runner):
-        return changing_lines(lambda: runner.run_padded(batch), values)
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:

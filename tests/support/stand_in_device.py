@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import NotChecked
-from graphkit.audit.foreign.audits.device import host_bytes
+from graphkit.audit.foreign.audits.device import CudaDevice
 from graphkit.audit.node_switches import SWITCHABLE
 from graphkit.graphs import Allocation
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
@@ -42,7 +42,7 @@ class View:
     shape: tuple[int, ...]
 
     def tensor(self) -> torch.Tensor:
-        data = host_bytes(self.address, self.address + self.size)
+        data = CudaDevice.host_bytes(self.address, self.address + self.size)
         return data.view(self.dtype).view(self.shape)
 
 
@@ -280,9 +280,9 @@ class StandInDevice:
 
     def device_bytes(self, begin: int, end: int) -> torch.Tensor:
         assert self.is_mapped(begin)
-        return host_bytes(begin, end)
+        return self.host_bytes(begin, end)
 
-    host_bytes = staticmethod(host_bytes)
+    host_bytes = staticmethod(CudaDevice.host_bytes)
 
     def free_bytes(self) -> int:
         return 16 << 30

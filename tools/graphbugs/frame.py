@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from graphkit.audit.foreign import AuditOptions, following
-from graphkit.audit.foreign.audits.device import CudaDevice, host_bytes
+from graphkit.audit.foreign.audits.device import CudaDevice
 from graphkit.audit.foreign.audits.program_audit import ProgramAudit
 from graphkit.audit.foreign.hooks import observe_captures, observe_replays
 from graphkit.graphs import driver, environment as environment_of, inspect_graph
@@ -120,7 +120,7 @@ class RecorderDevice(CudaDevice):
         return None
 
     def device_bytes(self, begin: int, end: int) -> torch.Tensor:
-        return host_bytes(begin, end)
+        return self.host_bytes(begin, end)
 
     def free_bytes(self) -> int:
         return 16 << 30

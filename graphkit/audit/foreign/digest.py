@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.records import Finding, Node
 from graphkit.records.audit import Audit, worst_first
@@ -74,39 +75,27 @@ def differences(before: GraphDigest, after: GraphDigest) -> tuple[Finding, ...]:
         new = after.graphs.get(graph)
         if new is None:
             continue
-        of_memory = _memory_differences(old, new, was_replayed=was_replayed)
-        for finding in (*_node_differences(old, new), *of_memory):
+        check = Check(Audit.FINGERPRINT, graph, 0)
+        _compare_nodes(old, new, check)
+        _compare_memory(old, new, check, was_replayed=was_replayed)
+        for finding in check.findings:
             key = finding.cause, finding.text
             modes = (*(merged[key].modes if key in merged else ()), graph)
             merged[key] = replace(finding, mode=modes[0], modes=modes)
     return worst_first(merged.values())
 
 
-def _difference(
-    kind: FindingKind, name: str, text: str, severity: str = "error", source: str = ""
-) -> Finding:
-    return Finding(
-        audit=Audit.FINGERPRINT,
-        kind=kind.value,
-        severity=severity,
-        names=(name,),
-        text=text,
-        advice=kind.advice,
-        source=source,
-        cause=f"{kind.value} {name}",
-    )
-
-
-def _memory_differences(
-    old: GraphContents, new: GraphContents, *, was_replayed: bool
-) -> Iterator[Finding]:
-    """Yield the memory that differs; replays write tensors and the pool, but no weights."""
+def _compare_memory(
+    old: GraphContents, new: GraphContents, check: Check, *, was_replayed: bool
+) -> None:
+    """Report the memory that differs; replays write tensors and the pool, but no weights."""
     for address, was in old.memory.items():
         now = new.memory.get(address)
         if now is None or now.checksum == was.checksum:
             continue
         reader = f", which {was.reader} reads," if was.reader else ""
-        what, severity = f"the {was.kind} `{was.name}`{reader}", "error"
+        what = f"the {was.kind} `{was.name}`{reader}"
+        facts: dict[str, Any] = {"names": (was.name,), "source": was.source}
         if now.checksum is None:
             text = f"the memory of {what} is gone."
         elif was_replayed and was.kind != "weight":
@@ -114,20 +103,22 @@ def _memory_differences(
         elif now.is_zero and was.kind != "tensor":
             text = f"{what} is all zeros now and was not."
         else:
-            text, severity = f"{what} has other content.", "note"
+            text, facts["severity"] = f"{what} has other content.", "note"
         kind = FindingKind[f"{was.kind.upper()}_DIFFERS"]
-        yield _difference(kind, was.name, text, severity, was.source)
+        check.report(kind, text, cause=f"{kind} {was.name}", **facts)
 
 
-def _node_differences(old: GraphContents, new: GraphContents) -> Iterator[Finding]:
+def _compare_nodes(old: GraphContents, new: GraphContents, check: Check) -> None:
+    """Report the first node that differs, or their number."""
+    name, text = "nodes", f"the graph has {len(new.nodes)} nodes instead of {len(old.nodes)}."
     for index, (was, now) in enumerate(zip(old.nodes, new.nodes, strict=False)):
         if was != now:
-            text = f"node {index}, `{was[0]}`, is `{now[0]}` now, or has other arguments."
-            yield _difference(FindingKind.TEMPLATE_DIFFERS, f"node {index}", text)
-            return
-    if len(old.nodes) != len(new.nodes):
-        text = f"the graph has {len(new.nodes)} nodes instead of {len(old.nodes)}."
-        yield _difference(FindingKind.TEMPLATE_DIFFERS, "nodes", text)
+            name = f"node {index}"
+            text = f"{name}, `{was[0]}`, is `{now[0]}` now, or has other arguments."
+            break
+    if old.nodes != new.nodes:
+        kind = FindingKind.TEMPLATE_DIFFERS
+        check.report(kind, text, names=(name,), cause=f"{kind} {name}")
 
 
 def digest_of_graphs(device: Any, graphs: Sequence[FollowedGraph]) -> GraphDigest:

@@ -117,20 +117,16 @@ class HostNumbers:
         """
         objects = ReachableObjects(self._roots, SEARCH_DEPTH)
         collections = [n.container.get(n.key) for n in values]
-        lists = [held for held in collections if type(held) is list]
-        sets = [held for held in collections if type(held) is set]
-        items, members = [list(held) for held in lists], [set(held) for held in sets]
+        saved = [(held, held.copy()) for held in collections if type(held) in (list, set)]
         try:
             for number in sorted(values, key=lambda n: n.is_length):  # items before lengths
                 number.set(values[number])
             yield
         finally:
             objects.restore()
-            for held, saved in zip(lists, items, strict=True):
-                held[:] = saved
-            for own, content in zip(sets, members, strict=True):
-                own.clear()
-                own.update(content)
+            for held, content in saved:
+                held.clear()
+                (held.extend if type(held) is list else held.update)(content)
 
 
 def value_text(value: Any) -> str:

@@ -79,7 +79,8 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, wrong: Mismatc
     undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
         kind = FindingKind.UNDECLARED_STATE
-        return f"{kind}. A replay changes {_quoted(undeclared)}. {kind.advice}"
+        names = ", ".join(f"`{name}`" for name in undeclared)
+        return f"{kind}. A replay changes {names}. {kind.advice}"
     rounding = Rounding(runner.sizes.dtype)
 
     def differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:
@@ -106,7 +107,3 @@ def frozen_value(audits: str, found: str) -> str:
 def _text(cause: Cause) -> str:
     place = f"\n  at: {cause.place}" if cause.place else ""
     return f"{cause.kind}.{cause.text} {cause.kind.advice}{place}"
-
-
-def _quoted(names: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

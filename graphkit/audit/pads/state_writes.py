@@ -15,6 +15,7 @@ import torch
 
 from graphkit.audit.bits import first_difference_in_bits
 from graphkit.audit.row_axes import RowAxis, RowsByKind, reserved_rows, row_axes, rows_of_batch
+from graphkit.audit.stale_memory.pool_memory import tensor_range
 from graphkit.graphs import StateSnapshot
 from graphkit.records import distinct_text
 
@@ -179,12 +180,9 @@ def _without_parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tor
 
 
 def _containers_first(tensor: torch.Tensor) -> tuple[int, bool]:
-    return -tensor.numel() * tensor.element_size(), not tensor.is_contiguous()
+    return -tensor.nbytes, not tensor.is_contiguous()
 
 
 def _is_part(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    end = tensor.data_ptr() + (last + 1) * tensor.element_size()
-    size = whole.numel() * whole.element_size()
-    begins_inside = whole.data_ptr() <= tensor.data_ptr()
-    return whole.is_contiguous() and begins_inside and end <= whole.data_ptr() + size
+    (begin, end), (first, last) = tensor_range(tensor), tensor_range(whole)
+    return whole.is_contiguous() and first <= begin and end <= last

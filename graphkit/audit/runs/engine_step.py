@@ -56,11 +56,6 @@ class EngineStep:
         assert isinstance(self._runner, SpecStepRunner), self.eager_reason
         return self._runner
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The sizes of the runner's graphs; none if there is no graph."""
-        return () if self.eager_reason else self.runner.table.sizes
-
     def capture(self) -> None:
         """Capture the step, if it has graphs, and attribute their nodes.
 

@@ -47,6 +47,18 @@ class FirstNode:
         """Name of the operation without namespace and overload, such as ``add``."""
         return self.op.name.partition("::")[2].partition(".")[0]
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What ``Check.report`` takes to name the operation, its module and its line."""
+        origin = self.origin
+        return {"kernel": self.short_name, "module": origin.module, "source": origin.source}
+
+    def text(self, runs: tuple[str, str]) -> str:
+        """Return a sentence that names the operation; ``runs`` are the two runs, as phrases."""
+        if self.only_in is not None:
+            return f" Only {runs[self.only_in]} runs `{self.short_name}`."
+        return f" The first node that differs is `{self.short_name}`."
+
 
 def first_node(
     step: Step[Any],

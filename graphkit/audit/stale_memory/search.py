@@ -136,12 +136,8 @@ def _allocation_at(graph: ReplayableGraph, address: int, *, is_live: bool) -> Al
 
 def first_pointing(nodes: Sequence[Node], around: Range) -> Node | None:
     """Return the first node with an argument that points to the tensor at the end of a range."""
-    ordered = list(execution_order(nodes))
-    nearest = max((nearest_argument(node, around)[0] for node in ordered), default=0)
-    nearest_nodes = (
-        node for node in ordered if nearest and nearest_argument(node, around)[0] == nearest
-    )
-    return next(nearest_nodes, None)
+    pointing = [node for node in execution_order(nodes) if nearest_argument(node, around)[0]]
+    return max(pointing, key=lambda node: nearest_argument(node, around)[0], default=None)
 
 
 def nearest_argument(node: Node, around: Range) -> tuple[int, int | None]:

@@ -13,7 +13,7 @@ from graphkit.audit import canonical_nodes
 from graphkit.audit.canonical_memory import CanonicalMemory
 from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode, _canonical_nodes
 from graphkit.audit.capture_differences import capture_differences
-from graphkit.audit.foreign.audits.device import host_bytes
+from graphkit.audit.foreign.audits.device import CudaDevice
 from graphkit.graphs import Allocation
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.walk.arguments import Parameter
@@ -172,7 +172,7 @@ def test_the_graphs_of_a_device_are_read_by_driver_and_allocator(monkeypatch):
     monkeypatch.setattr(canonical_nodes, "memory_kind", lambda _address: "")
     monkeypatch.setattr(
         canonical_nodes, "device_bytes",
-        lambda address, size, _device: host_bytes(address, address + size),
+        lambda address, size, _device: CudaDevice.host_bytes(address, address + size),
     )  # fmt: skip
 
     def graph(handle, *allocations):

@@ -17,11 +17,6 @@ from graphkit.audit.foreign.audit_options import REPORT_VARIABLE
 from graphkit.errors import ConfigError
 
 
-def is_audited() -> bool:
-    """Return whether this process is audited."""
-    return bool(os.environ.get(REPORT_VARIABLE))
-
-
 def check_signature(function: Any, parameters: Sequence[str], engine: str) -> None:
     """Check the first parameters of a function of an engine.
 
@@ -41,7 +36,7 @@ def plugged_in(plug_in: Callable[[], None]) -> Callable[[], bool]:
 
     @wraps(plug_in)
     def call() -> bool:
-        if not is_audited():
+        if not os.environ.get(REPORT_VARIABLE):  # this process is not audited
             return False
         try:
             plug_in()

@@ -262,7 +262,8 @@ class _Sources:
     ) -> Iterator[tuple[HeldNumber, Derive]]:
         """Follow what was assigned to a variable, or passed for a parameter, if it is equal."""
         frame = self._stack[depth].frame
-        function = _function_of(frame.f_code)
+        code = frame.f_code
+        function = _source(code.co_filename)[1].get((code.co_firstlineno, code.co_name))
         if function is None:
             return
         sources = [(depth, value, steps) for value in _assigned_to(function, name)]
@@ -391,10 +392,6 @@ def _source(filename: str) -> tuple[dict[Any, ast.AST], dict[tuple[int, str], An
 
 def _position(node: Any) -> tuple[int | None, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
-def _function_of(code: CodeType) -> Any:
-    return _source(code.co_filename)[1].get((code.co_firstlineno, code.co_name))
 
 
 def _assigned_to(function: ast.AST, name: str) -> Iterator[ast.AST]:

@@ -84,7 +84,8 @@ def _foreign_ranges(device: Any, followed: FollowedGraph, mapped: Sequence[Range
     ranges = []
     for reference in followed.references():
         pointer = reference.pointer
-        if pointer.memory == "host" or _contains(mapped, pointer.address):
+        is_mapped = any(begin <= pointer.address < end for begin, end in mapped)
+        if pointer.memory == "host" or is_mapped:
             continue
         span = device.allocation_at(pointer.address)
         if span is None or not device.is_mapped(span[0]):
@@ -129,10 +130,6 @@ def _copied(
         at = bisect_right(small, first, key=lambda span: span[1])
         inside = small[at : bisect_left(small, end, key=lambda span: span[0])]
         yield [(max(span[0], first) - first, min(span[1], end) - first) for span in inside]
-
-
-def _contains(ranges: Sequence[Range], address: int) -> bool:
-    return any(begin <= address < end for begin, end in ranges)
 
 
 def _span(segment: Any) -> Range:

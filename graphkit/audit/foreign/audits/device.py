@@ -91,9 +91,11 @@ class CudaDevice:
         """Return device memory as a tensor that does not own it, uint8 [end - begin]."""
         return device_bytes(begin, end - begin, self.torch_device)
 
-    def host_bytes(self, begin: int, end: int) -> torch.Tensor:
+    @staticmethod
+    def host_bytes(begin: int, end: int) -> torch.Tensor:
         """Return host memory as a tensor that does not own it, uint8 [end - begin]."""
-        return host_bytes(begin, end)
+        memory = (ctypes.c_uint8 * (end - begin)).from_address(begin)
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def free_bytes(self) -> int:
         """Return the bytes of device memory that no process uses."""
@@ -163,12 +165,6 @@ class _Replayed:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-
-
-def host_bytes(begin: int, end: int) -> torch.Tensor:
-    """Return host memory as a tensor that does not own it, uint8 [end - begin]."""
-    memory = (ctypes.c_uint8 * (end - begin)).from_address(begin)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _pointer_attribute(name: str, address: int) -> Any:

@@ -25,7 +25,7 @@ from graphkit.audit.foreign.audits.static_memory import StaticMemories, StaticMe
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pointers import Seen, report_pointers
 from graphkit.audit.replayable_graph import Readers, Reference
-from graphkit.records import Pointer, count_of
+from graphkit.records import count_of
 
 _REPLACED_ADVICE = "Copy new values into the tensor that was captured (copy_), or capture again."
 _UNMAPPED_ADVICE = "Wake the memory up at the same addresses before the next replay."
@@ -108,7 +108,8 @@ def check_references(followed: FollowedGraph, blocks: Blocks | None, check: Chec
             continue
         block = None if blocks is None else blocks.at(reference.pointer.address)
         is_gone = blocks is not None and (block is None or not block.is_active)
-        if is_gone and _was_allocated(reference.pointer):
+        was_allocated = reference.pointer.name.startswith("external block")  # at the capture
+        if is_gone and was_allocated:
             what = "was freed since the capture" if block else "is no longer mapped"
             text = f"points to memory without a tensor that {what}."
             reference.report(check, FindingKind.FREED_MEMORY, text)
@@ -163,8 +164,3 @@ def _check_memory(
         text = f"points to the memory of a tensor that is no longer mapped ({what})."
         facts["advice"] = _UNMAPPED_ADVICE
         reference.report(check, FindingKind.FREED_MEMORY, text, **facts)
-
-
-def _was_allocated(pointer: Pointer) -> bool:
-    """Return whether the address was in a block of the allocator at the capture."""
-    return pointer.name.startswith("external block")

@@ -40,12 +40,12 @@ from graphkit.audit.foreign.audits.static_memory import StaticMemories
 from graphkit.audit.foreign.hooks import CaptureObserver
 from graphkit.audit.foreign.process_files import AuditFileWriter
 from graphkit.audit.foreign.registration import registration_of
+from graphkit.audit.launch import log_streams
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.stale_memory.pool_memory import Range
 from graphkit.graphs import Attribution
 from graphkit.graphs.compiles import Compile, CompileWatch, observed_launches
-from graphkit.graphs.streams import ONE_STREAM_ADVICE
-from graphkit.records import AuditReport, count_of
+from graphkit.records import AuditReport
 from graphkit.records.audit import NOT_CHECKED, Audit
 
 _OFTEN = 8
@@ -265,9 +265,7 @@ class ProgramAudit:
             with suppress(Exception):
                 repeated.close()
         if followed.replays == 1:
-            with self.results.check(Audit.LAUNCH) as check:
-                used = count_of(device.num_streams(), "stream")
-                check.text = f"{used} in use; {ONE_STREAM_ADVICE}"
+            log_streams(device.num_streams(), self.results)
 
     def _refuse_failed(self, followed: FollowedGraph) -> Callable[[Check], None]:
         def refuse(_check: Check) -> None:

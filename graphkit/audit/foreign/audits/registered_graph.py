@@ -25,6 +25,7 @@ from graphkit.runners.comparison.step_comparison import judge_graph
 
 _FLOAT_SCALE = 8
 """Pad rows that may hold anything get the first row, its floating-point numbers times this."""
+_BODY_RUNS = "the body with the pads of the program", "the body with other pads"
 
 
 def check_dispatch(known: Registration, check: Check) -> None:
@@ -88,7 +89,7 @@ class RegisteredGraph:
             check.text = "no pad rows in this replay"
             return
         contents = ("what the program left", "the declared pads", "other numbers")
-        fills = (None, _zeros, _first_row)
+        fills = (None, torch.zeros_like, _first_row)
         results = [self._filled(fill) for fill in fills]
         check.text = f"{count_of(size - self._live, 'pad row')} with three contents"
         for index, fill in enumerate(fills[1:], 1):
@@ -171,11 +172,7 @@ class RegisteredGraph:
         places = RowPlaces(range(live), range(live), size, size)
         limits = (self._rounding.most, 0.0)
         first = first_node_in(traces, matched_rows(places), self._rounding, limits)
-        if first is None:
-            return "", {}
-        facts = {"kernel": first.short_name, "module": first.origin.module}
-        facts |= {"source": first.origin.source}
-        return f" The first node that differs is `{first.short_name}`.", facts
+        return ("", {}) if first is None else (first.text(_BODY_RUNS), {**first.facts})
 
 
 def _first_other_call(
@@ -191,10 +188,6 @@ def _first_other_call(
     if len(captured) != len(now):
         return f" The body runs {len(now)} operations, and the capture had {len(captured)}.", {}
     return " Both run the same operations: memory that they read, or their code, was replaced.", {}
-
-
-def _zeros(row: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(row)
 
 
 def _first_row(row: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ repeated replay computes may therefore differ from the program's result, but not
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,7 +98,9 @@ class WatchedMemory(ReplayMemory):
         self._before = {
             (index, chunk): self._now((index, chunk)).clone()
             for index, ranges in enumerate(copied)
-            for chunk in sorted({at for span in ranges for at in _chunks(span)})
+            for chunk in sorted(
+                {at for begin, end in ranges for at in range(begin // CHUNK, -(-end // CHUNK))}
+            )
         }
 
     def note_replay(self, max_bytes: int) -> int:
@@ -182,10 +184,6 @@ class DeclaredMemory(ReplayMemory):
     def _address(self, name: str) -> int:
         tensor = self._tensors[name] if name in self._tensors else self._rows[name][0]
         return tensor.data_ptr()
-
-
-def _chunks(span: Range) -> Iterator[int]:
-    return iter(range(span[0] // CHUNK, -(-span[1] // CHUNK)))
 
 
 def _indices(rows: Any, device: torch.device) -> torch.Tensor:
