@@ -156,6 +156,15 @@ def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
     result.stdout.fnmatch_lines(["nothing to see"])
 
 
+def test_the_checking_mode_refuses_nothing_that_an_audit_feeds(run_pytest, pytester, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    made = "from small_targets import llama_target\ntarget = llama_target(topk=1, max_batch_size=2)"
+    pytester.makepyfile(drafts=made)  # with floating-point rows, which become NaN
+    ours = ("--graphkit", "drafts:target", "--graphkit-device", "cpu")
+    result = run_pytest(RIGHT, *ours, "-k", "DRAFT_EXTEND_V2 and pads")
+    assert result.parseoutcomes().get("passed") == 2
+
+
 def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester):
     pytester.makepyfile(
         eager="""
