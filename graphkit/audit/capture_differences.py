@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from graphkit.audit.audit_log import argument_text
 from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode
@@ -44,6 +45,16 @@ class CaptureDifference:
             return self in others
         places = ((d.node, d.argument, d.offset) for d in others if d.is_memory)
         return (self.node, self.argument, self.offset) in places
+
+    def facts(self, nodes: Sequence[Node]) -> dict[str, Any]:
+        """Return what ``Check.report`` takes to name what differs, and where."""
+        return {
+            "node": nodes[self.node] if self.node < len(nodes) else None,
+            "argument": self.argument,
+            "offset": self.offset,
+            "before": self.before,
+            "after": self.after,
+        }
 
 
 UnsetBytes = Mapping[tuple[int, int], frozenset[int]]

@@ -144,7 +144,8 @@ def report_change(
         check.report(
             FindingKind.FROZEN_VALUE,
             f"{_sentence(first, change, nodes)}{more}",
-            **_place(first, nodes, size),
+            batch_size=size,
+            **first.facts(nodes),
             names=change.paths,
             advice=_STRUCTURE if first.what in ("kernel", "number of nodes") else _VALUE,
         )
@@ -168,7 +169,8 @@ def report_followed(
             f"`{number.name}` = {value_text(number.before)} is frozen in "
             f"{_frozen_in(number, first, nodes)}{_more(others)}.",
             severity="note",
-            **_place(first, nodes, size),
+            batch_size=size,
+            **first.facts(nodes),
             names=tuple(number.name for number in candidate.values),
             cause=number.name,
             advice=_UNDECLARED,
@@ -218,18 +220,6 @@ def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequenc
     if difference.before == value_text(number.before):
         return place
     return f"{place}, which is {difference.before}"
-
-
-def _place(difference: CaptureDifference, nodes: Sequence[Node], size: int) -> dict[str, Any]:
-    """Return the facts of a finding that say what differs, and where."""
-    return {
-        "node": nodes[difference.node] if difference.node < len(nodes) else None,
-        "batch_size": size,
-        "argument": difference.argument,
-        "offset": difference.offset,
-        "before": difference.before,
-        "after": difference.after,
-    }
 
 
 def _more(others: Sequence[CaptureDifference]) -> str:

@@ -213,14 +213,12 @@ class FrozenValues:
                     continue
                 first, nodes = differences[0], baseline.records[size]
                 before_text = value_text(number.before)
+                facts = first.facts(nodes) | {"before": before_text, "after": text}
                 self._found[size, number, text] = self._finding(
                     size,
                     f"`{number.name}` has changed since capture ({before_text}, then {text}), and "
                     f"the graph keeps its value in {location(first, nodes)}.",
-                    nodes[first.node] if first.node < len(nodes) else None,
-                    argument=first.argument,
                     names=(number.name,),
-                    before=before_text,
-                    after=text,
                     advice=_ADVICE,
+                    **facts,
                 )

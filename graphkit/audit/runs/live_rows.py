@@ -80,7 +80,8 @@ def matched_rows(*places: RowPlaces) -> LiveRows:
             for dim in {0, 1} & {*range(got.dim())} if units.may_have_pads else ():
                 fits = expected.shape[dim] >= units.num_expected, got.shape[dim] >= units.num_got
                 if all(fits) and dim not in dims and expected.shape[:dim] == got.shape[:dim]:
-                    yield _chosen(units, expected, got, dim)
+                    front = expected.narrow(dim, 0, units.num_expected)
+                    yield _taken(units, front, got.narrow(dim, 0, units.num_got), dim)
             for first, second in combinations(dims, 2):  # such as a mask of rows by rows
                 taken = _taken(units, *_taken(units, expected, got, first), second)
                 yield _narrowed(*taken)
@@ -107,16 +108,6 @@ def _taken(
     return (
         rows(expected, units.num_expected, units.expected),
         rows(got, units.num_got, units.got),
-    )
-
-
-def _chosen(
-    units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of the units in the front of a dimension of two tensors, one row each."""
-    return (
-        expected.index_select(dim, torch.tensor(units.expected, device=expected.device)),
-        got.index_select(dim, torch.tensor(units.got, device=got.device)),
     )
 
 

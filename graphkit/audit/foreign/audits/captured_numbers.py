@@ -30,7 +30,7 @@ from graphkit.audit.foreign.audits.held_numbers import (
     variable_path,
 )
 from graphkit.graphs.operations import schema
-from graphkit.graphs.source_lines import user_frames
+from graphkit.graphs.source_lines import line_in, user_frames
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -116,9 +116,7 @@ class NumberSearch:
             if argument is None:
                 continue
             for held, derive in _Sources(stack).of(part, 0):
-                code, line = frames[0].f_code, frames[0].f_lineno
-                file = "/".join(code.co_filename.split("/")[-2:])
-                source = f"{file}:{line} in {code.co_name}"
+                source = line_in([(frames[0], frames[0].f_lineno)])
                 number = CapturedNumber(held, op, argument, value, derive, node, source)
                 self._found.setdefault((id(held.root), held.steps), number)
 

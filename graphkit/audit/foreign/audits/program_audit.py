@@ -249,11 +249,15 @@ class ProgramAudit:
                 run(check)
             return not check.text.startswith(NOT_CHECKED)
 
+        def refuse_failed(_check: Check) -> None:
+            if self._note_fault(f"replay {followed.replays} failed", followed):
+                raise NotChecked("the replay failed")
+
         try:
             is_prepared = is_checked(Audit.POOL_POISON, lambda _check: repeated.prepare())
             replay(graph)
             # ``prepare`` has waited for all earlier work.
-            if is_prepared and is_checked(Audit.POOL_POISON, self._refuse_failed(followed)):
+            if is_prepared and is_checked(Audit.POOL_POISON, refuse_failed):
                 if is_checked(Audit.POOL_POISON, lambda _check: repeated.begin()):
                     for audit, run in registered_checks(repeated):
                         # A graph with another number differs from its body for that reason.
@@ -266,13 +270,6 @@ class ProgramAudit:
                 repeated.close()
         if followed.replays == 1:
             log_streams(device.num_streams(), self.results)
-
-    def _refuse_failed(self, followed: FollowedGraph) -> Callable[[Check], None]:
-        def refuse(_check: Check) -> None:
-            if self._note_fault(f"replay {followed.replays} failed", followed):
-                raise NotChecked("the replay failed")
-
-        return refuse
 
     def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
         with self.results.check(Audit.FAULT, followed.name) as check:
