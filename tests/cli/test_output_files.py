@@ -100,6 +100,30 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(
     assert not before or out.read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "work"),
+    [
+        (("bench",), "graphkit.cli.bench._measure"),
+        (("capture",), "graphkit.cli.capture.select_target"),
+        (("audit",), "graphkit.cli.audit.select_target"),
+        (("record", __file__), "graphkit.audit.foreign.record_program"),
+        (("record", "--audit", __file__), "graphkit.audit.foreign.audit_program"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each[:2]),
+)
+@pytest.mark.parametrize("before", [None, "before"])
+def test_work_that_is_cut_leaves_the_old_file_or_none(
+    run, here, monkeypatch, arguments, work, before
+):
+    if before:
+        (here / "out.json").write_text(before)
+    monkeypatch.setattr(work, lambda *_, **__: interruption(None, None))
+    command, *program = arguments
+    assert run(command, "--out", "out.json", *program).code == 130
+    assert names_in(here) == ["out.json"][not before :]
+    assert not before or (here / "out.json").read_text() == before
+
+
 def test_a_file_is_replaced_and_named_on_stderr(run, saved, here):
     (here / "out.json").write_text("x" * 100_000)
     ended = run("export", saved, "--out", "out.json")

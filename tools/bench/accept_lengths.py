@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from report_file import add_out, write_report
 
 from graphkit import SamplingParams
 from graphkit.graphs import environment, resolve_device
@@ -117,11 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="device (%(default)s)")
     parser.add_argument("--prompts", type=int, default=16, help="prompts (%(default)s)")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens of each (%(default)s)")
-    parser.add_argument("--out", type=Path, help="file for the results")
+    add_out(parser)
     options = parser.parse_args(argv)
     report = measured(options.prompts, options.new_tokens, resolve_device(options.device))
-    if options.out is not None:
-        options.out.write_text(report.to_json() + "\n", encoding="utf-8")
+    write_report(report, options.out)
     return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
 
 

@@ -20,12 +20,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
+from report_file import add_out, write_report
 from rich.console import Console
 
 import graphkit as gk
@@ -302,7 +302,7 @@ def measures(
 def main(argv: list[str] | None = None) -> int:
     """Run the command. The exit code is 1 if adaptive drafts miss a bar."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each variant (3)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument(
@@ -331,8 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     with torch.no_grad():
         for found in measures(device, rounds, options.batch_sizes, options.acceptance):
             report = replace(report, measures=(*report.measures, *found))
-            if options.out:
-                options.out.write_text(report.to_json())
+            write_report(report, options.out)
     Console(width=120).print(bench_view(report))
     return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
 

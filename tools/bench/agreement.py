@@ -14,12 +14,12 @@ import os
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from report_file import add_out, write_report
 from rich.console import Console
 
 import graphkit as gk
@@ -117,7 +117,7 @@ def measured(group: gk.RankGroup, rounds: int, steps: int) -> BenchReport:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print on rank 0, and write to ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=3, help="repetitions (3)")
     parser.add_argument("--steps", type=int, default=10_000, help="random steps (10,000)")
     options = parser.parse_args(argv)
@@ -129,8 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         report = measured(group, options.rounds, options.steps)
     if group.rank == 0:
         Console(width=120).print(bench_view(report))
-        if options.out:
-            options.out.write_text(report.to_json())
+        write_report(report, options.out)
     dist.destroy_process_group()
     return 0
 

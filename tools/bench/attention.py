@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 from attention_batch import BACKENDS, FP8, GQA, MLA, USUAL_ROWS, Batch, Condition
 from attention_sweep import sweep, sweep_float8
 from attention_timing import Calls
+from report_file import add_out
 from timing import show
 
 from graphkit.engine.attention import SdpaAttention
@@ -157,7 +157,7 @@ def note(text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=7, help="replays of each measurement (7)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument("--quick", action="store_true", help="tiny batches, to try the script")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report_file import add_out
 from timing import show
 
 from graphkit.engine.step import SamplingParams
@@ -109,7 +110,7 @@ def measures(expected: Sequence[Text], found: Mapping[str, Sequence[Text]]) -> I
 def main(argv: list[str] | None = None) -> int:
     """Run the command. The exit code is 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument("--shape", help="as for graphkit bench (that of Llama-3.2-1B)")
     parser.add_argument("--dtype", default="bfloat16", help="data type of the model (bfloat16)")

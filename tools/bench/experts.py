@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from quantized_linear import FORMATS, us_per_call
+from report_file import add_out
 from timing import show
 from torch import nn
 from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
@@ -197,7 +197,7 @@ def swept(
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
     parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--quick", action="store_true", help="a small layer, a few rows")

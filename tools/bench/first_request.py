@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from report_file import add_out
 from timing import show
 
 from graphkit.cli.benchmarks import pieces, synchronise
@@ -127,7 +128,7 @@ def measures(found: Mapping[str, Answer]) -> Iterator[Measure]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument(
         "--generations", nargs="+", choices=GENERATIONS, default=GENERATIONS, help="v1 v2 v3"

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from report_file import add_out
 from timing import show
 
 from graphkit.audit.foreign import AuditOptions
@@ -222,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
         "--gigabytes", type=float, default=20.0, help="weights and cache, in GB (20)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="repetitions (5)")
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     options = parser.parse_args(argv)
     kind = CudaProgram if options.device == "cuda" else StandInProgram
     with torch.no_grad():

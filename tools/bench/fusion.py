@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import median
 
 import torch
+from report_file import add_out
 from timing import show
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -85,7 +85,7 @@ def measures(shape: str, device: torch.device, rounds: int) -> Iterator[Measure]
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement (9)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))

@@ -32,7 +32,6 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from linear_chain_sweep import sweep
@@ -50,6 +49,7 @@ from linear_layers import (
     nbytes_of,
 )
 from quantized_linear import KINDS, LAYERS, random_inputs, us_per_call
+from report_file import add_out
 from timing import show
 
 from graphkit.cli.benchmarks import copy_bandwidth
@@ -100,7 +100,7 @@ def compared(
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
     parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--formats", choices=KINDS, nargs="+", default=KINDS, help="weights")

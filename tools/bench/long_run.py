@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report_file import add_out, write_report
 from rich.console import Console
 from table_model import VOCAB, Table, table_engine
 
@@ -217,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=100_000, help="of all generations")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (0)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     each, device = options.requests // len(GENERATIONS), resolve_device(options.device)
@@ -228,8 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         settings={"requests": options.requests, "seed": options.seed, "first number": EDGE},
         measures=tuple(measures),
     )
-    if options.out:
-        options.out.write_text(report.to_json())
+    write_report(report, options.out)
     Console(width=120).print(bench_view(report))
     return int(any(one.bar is not None and one.value > one.bar for one in measures))
 

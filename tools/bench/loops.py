@@ -17,10 +17,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from random_reader import RandomReader
+from report_file import add_out
 from table_model import Table, table_runner
 from timing import show
 
@@ -70,7 +70,7 @@ def note(text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command. The exit code is 1 if a token was lost, repeated or wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--loops", type=int, default=10_000, help="launches (10,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices (0)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")

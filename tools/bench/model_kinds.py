@@ -33,6 +33,7 @@ from queue import SimpleQueue
 
 import torch
 import transformers
+from report_file import add_out, write_report
 from rich.console import Console
 
 from graphkit.graphs import environment
@@ -197,8 +198,7 @@ def report(
         failed = "; ".join(str(each) for each in failures if each)
         settings = {**result.settings, "failures": failed}
         result = replace(result, measures=tuple(measures), settings=settings)
-        if out:
-            out.write_text(result.to_json())
+        write_report(result, out)
     return result
 
 
@@ -250,7 +250,7 @@ def complete_kinds(report: BenchReport) -> set[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument(
         "--rounds", type=int, default=2, help="repetitions; the best counts; 0 only compiles (2)"
     )

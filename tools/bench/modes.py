@@ -13,10 +13,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 
 import torch
+from report_file import add_out, write_report
 from rich.console import Console
 from rich.table import Table
 from timing import Variant, host_us
@@ -105,7 +105,7 @@ def table_of(report: BenchReport) -> Table:
 def main(argv: list[str] | None = None) -> int:
     """Run the command: measure, print, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement (3)")
     parser.add_argument("--topk", type=int, default=1, help="branches per draft step (1)")
     options = parser.parse_args(argv)
@@ -117,8 +117,7 @@ def main(argv: list[str] | None = None) -> int:
             measures=tuple(measures(options.topk, options.rounds)),
         )
     Console(width=140).print(table_of(report))
-    if options.out:
-        options.out.write_text(report.to_json())
+    write_report(report, options.out)
     return 0
 
 

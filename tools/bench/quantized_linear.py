@@ -21,10 +21,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 import torch
+from report_file import add_out
 from timing import show
 from torch.nn.functional import linear
 
@@ -163,7 +163,7 @@ def random_inputs(
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=20, help="replays of each variant (20)")
     parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows")
     parser.add_argument("--quick", action="store_true", help="one small layer, a few rows")

@@ -18,13 +18,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from compared_replays import Case, Comparisons, case_of, mode_name
 from declared_step import with_declared_step
+from report_file import add_out
 from timing import show
 
 from graphkit.graphs import environment, resolve_device
@@ -127,7 +127,7 @@ def measures(
 def main(argv: list[str] | None = None) -> int:
     """Run the command. The exit code is 1 if a replay differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--replays", type=int, default=1_000_000, help="replays (1,000,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of replays (0)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")

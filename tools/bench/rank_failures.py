@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from rank_failure_cases import CASES, LATE_S, LIMIT_S, run_case
+from report_file import add_out, write_report
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of the names of the cases to run")
     parser.add_argument("--processes", default="2,3", help="numbers of processes; default: 2,3")
-    parser.add_argument("--out", type=Path, help="record to write, JSON")
+    add_out(parser)
     arguments = parser.parse_args()
     table = Table("phase", "fault", "ranks", "others ended, s", "its own end, s", "text of rank")
     settings: dict[str, int | str] = {"time limit, s": str(LIMIT_S), "late by, s": str(LATE_S)}
@@ -55,7 +56,7 @@ def main() -> int:
             name="failures of ranks", environment=environment(torch.device("cpu")),
             settings=settings, measures=tuple(measures),
         )  # fmt: skip
-        arguments.out.write_text(report.to_json() + "\n")
+        write_report(report, arguments.out)
     return 1 if failed else 0
 
 

@@ -20,11 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
+from report_file import add_out
 from timing import show
 
 from graphkit.cli.benchmarks import device_ms, synchronise
@@ -169,7 +169,7 @@ def measures(
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement (7)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import transformers
 from decode_graphs import TorchGraph
+from report_file import add_out
 from timing import show
 
 from graphkit.cli.benchmarks import copy_bandwidth
@@ -232,7 +233,7 @@ def median_s(act: Callable[[], object], rounds: int) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions; the median counts (5)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="requests")
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, help="prompt lengths")

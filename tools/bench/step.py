@@ -37,6 +37,7 @@ from statistics import median
 
 import torch
 from busy_processes import busy_processes
+from report_file import add_out
 from rich.console import Console
 from step_engines import VARIANTS, Setting, measured_engine
 from step_results import Results, SettingResults
@@ -160,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument(
         "--batch-sizes", type=int, nargs="+", default=[1, 8, 32], help="batch sizes (1 8 32)"
     )

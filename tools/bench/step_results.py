@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from report_file import write_report
 from step_engines import Setting
 
 from graphkit.cli.benchmarks import Steps
@@ -62,8 +63,7 @@ class Results:
 
     def write(self) -> None:
         """Write the file, if there is one."""
-        if self.out is not None:
-            self.out.write_text(self.report().to_json())
+        write_report(self.report(), self.out)
 
     def report(self) -> BenchReport:
         """Return the report."""

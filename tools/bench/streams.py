@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from decode_graphs import CLOCK_CYCLES, LAYERS, PLAIN_KERNELS, ROWS
+from report_file import add_out, write_report
 from stream_conditions import CONDITIONS, measured
 
 from graphkit.graphs import environment
@@ -123,15 +124,14 @@ def run_conditions(chosen: Sequence[str], replays: int, seconds: float, out: Pat
             break
         run_condition(name, replays, results)
         print_condition(name, results)
-        if out is not None:
-            out.write_text(results.report(chosen).to_json())
+        write_report(results.report(chosen), out)
     return 1 if results.failed else 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument("--replays", type=int, default=20, help="replays per measurement (20)")
     parser.add_argument(
         "--seconds", type=float, default=120, help="start no condition after this time (120)"

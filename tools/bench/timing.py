@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from report_file import add_out, write_report
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
@@ -55,7 +56,7 @@ def publish(
         The exit code.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    add_out(parser)
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"repetitions of each measurement ({rounds})"
     )
@@ -72,8 +73,7 @@ def publish(
 def show(report: BenchReport, out: Path | None) -> bool:
     """Print a report, write it to a file if one is named, and return whether a bar is missed."""
     Console(width=120).print(bench_view(report))
-    if out:
-        out.write_text(report.to_json())
+    write_report(report, out)
     return any(each.bar is not None and each.value > each.bar for each in report.measures)
 
 
