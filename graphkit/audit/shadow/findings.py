@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import Check
@@ -22,7 +23,9 @@ _SIDES = {
     FindingKind.NONDETERMINISTIC_STEP: _REPEATED,
     FindingKind.NONDETERMINISTIC_ROUNDING: _REPEATED,
 }
-"""What the two runs are that differ, by the kind of finding; in all others pads are the cause."""
+"""What the two runs are that differ, by the kind of finding."""
+_PADDING = "with pads", "without them"
+"""What they are by all other kinds."""
 
 
 class ShadowFindings:
@@ -61,9 +64,20 @@ class ShadowFindings:
         )
         self._report(FindingKind.GRAPH_BUG, runs, name, text)
 
-    def report_row(self, kind: FindingKind, runs: EqualStateRuns, wrong: Mismatch) -> None:
-        """Report a row that differs between two runs of a batch."""
-        self._report_row(kind, _SIDES[kind], runs, wrong)
+    def report_row(
+        self,
+        kind: FindingKind,
+        runs: EqualStateRuns,
+        wrong: Mismatch,
+        more: str = "",
+        **facts: Any,
+    ) -> None:
+        """Report a row that differs between two runs of a batch, with more text and facts."""
+        if self._is_new(kind, runs, wrong.field):
+            text, facts["node"] = self._diverging(kind, runs, facts.get("node"))
+            facts |= self._place(runs, wrong.field)
+            live, sides = runs.batch.batch_size, _SIDES.get(kind, _PADDING)
+            self._check.report_row(kind, wrong, live, sides, more + text, **facts)
 
     def report_unstable(self, runs: EqualStateRuns, unstable: Mismatch) -> None:
         """Report a step that differs beyond rounding when it is repeated without a graph."""
@@ -78,10 +92,7 @@ class ShadowFindings:
         self, runs: EqualStateRuns, wrong: Mismatch, kind: FindingKind | None = None
     ) -> None:
         """Report a live row that padding changes; ``kind`` as for ``padding_cause``."""
-
-        def find_cause() -> Cause:
-            return padding_cause(runs, self._weights, kind)
-
+        find_cause = partial(padding_cause, runs, self._weights, kind)
         self._report_cause(kind or FindingKind.LEAKING_PAD_ROW, runs, wrong, find_cause)
 
     def _report_cause(
@@ -101,34 +112,16 @@ class ShadowFindings:
             cause = Cause(kind)
             more = f" The search for the node failed: {_described(error)}"
         facts = cause.facts(self._runner, runs.padded_batch_size, self._weights)
-        sides = _SIDES.get(kind, ("with pads", "without them"))
-        self._report_row(cause.kind, sides, runs, wrong, f"{cause.text}{more}", **facts)
+        self.report_row(cause.kind, runs, wrong, f"{cause.text}{more}", **facts)
 
-    def _report_row(
-        self,
-        kind: FindingKind,
-        sides: tuple[str, str],
-        runs: EqualStateRuns,
-        wrong: Mismatch,
-        more: str = "",
-        **facts: Any,
-    ) -> None:
-        if self._is_new(kind, runs, wrong.field):
-            text, facts["node"] = self._diverging(kind, runs, facts.get("node"))
-            facts |= self._place(runs, wrong.field)
-            live = runs.batch.batch_size
-            self._check.report_row(kind, wrong, live, sides, more + text, **facts)
-
-    def _report(
-        self, kind: FindingKind, runs: EqualStateRuns, field: str, text: str, **facts: Any
-    ) -> None:
+    def _report(self, kind: FindingKind, runs: EqualStateRuns, field: str, text: str) -> None:
         """Report a finding once, with the first node that differs if the graph is bisected."""
         if self._is_new(kind, runs, field):
-            more, facts["node"] = self._diverging(kind, runs, facts.get("node"))
-            self._check.report(kind, text + more, **facts, **self._place(runs, field))
+            more, node = self._diverging(kind, runs)
+            self._check.report(kind, text + more, node=node, **self._place(runs, field))
 
     def _diverging(
-        self, kind: FindingKind, runs: EqualStateRuns, node: Node | None
+        self, kind: FindingKind, runs: EqualStateRuns, node: Node | None = None
     ) -> tuple[str, Node | None]:
         """Return how a wrong graph differs from a new capture, and the node."""
         if kind is not FindingKind.GRAPH_BUG or not self._bisect:

@@ -136,3 +136,13 @@ def test_the_lock_of_a_target_has_the_time_of_each_graph():
     assert lock.graphs
     assert lock.replay_us.keys() == lock.fingerprints.keys()
     assert all(us > 0 for us in lock.replay_us.values())
+
+
+def test_numbers_that_differ_in_a_second_capture_are_not_locked(graph, monkeypatch):
+    second = changed(graph, arguments=(pointer(address=1), number("0.25")))
+    monkeypatch.setattr("graphkit.runners.Runner.inspect", lambda *_, **__: graph)
+    monkeypatch.setattr("graphkit.audit.baseline.inspect_graph", lambda *_, **__: second)
+    lock = graph_baseline(locate("tools.examples.minimal_target:dense", "cpu"), device="cpu")
+    texts = [[argument.text for argument in record.nodes[0].arguments] for record in lock.graphs]
+    assert texts
+    assert all(text == ["layer.weight", "unset"] for text in texts)

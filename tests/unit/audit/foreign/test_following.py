@@ -33,6 +33,7 @@ def test_a_node_that_differs_is_an_error_and_graphs_share_a_weight():
     found = {each.kind: each for each in gk.compare_digest(before, after)}
     assert {each.severity for each in found.values()} == {"error"}
     assert found["template differs"].modes == ("a",)
+    assert found["template differs"].text.startswith("node 0, `mm`, is `mm` now")
     assert found["weight differs"].modes == ("a", "b")
     assert "`mm` (node 0)" in found["weight differs"].text
 
