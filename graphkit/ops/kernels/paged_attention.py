@@ -38,7 +38,7 @@ ALIGNED = 16
 JOINED_SUMS = 8
 """Segments whose sums a program that joins them has in flight."""
 JOINED_ROWS = 4
-"""Rows of a program that joins few splits, if each multiprocessor has a program; otherwise 1."""
+"""Rows of a program that joins splits, if each multiprocessor then has a program; otherwise 1."""
 NODE_ROWS = 16
 """Query heads of a program that attends over the path of a node, the least of a product."""
 
@@ -64,15 +64,12 @@ def join_segments(args: Any, out: torch.Tensor, segments: dict[str, torch.Tensor
         options = {"splits": splits, "BLOCK_S": triton.next_power_of_2(splits)}
         # A warp has 2048 numbers, or 512 if there are few rows: each program then ends sooner.
         block = min(128, max(32, (2048 if are_many else 512) // options["BLOCK_S"]))
-        block_rows = JOINED_ROWS if are_many and block == 128 else 1
+        block_rows = JOINED_ROWS if are_many else 1
     block = min(block, triton.next_power_of_2(value_dim))
-    # Four numbers a lane, so that warps do not divide the splits. Both warps would store the result
-    # through shared memory, which racecheck of compute-sanitizer 2025.3 reports as a race.
-    warps = max(1, block_rows * block // 128)
     launch(
         kernel, (triton.cdiv(rows, block_rows), triton.cdiv(value_dim, block)), args, out=out,
         sinks=args.sinks_N, rows=rows, HEADS=heads, GROUP=heads // args.value_cache.shape[1],
-        VALUE_DIM=value_dim, BLOCK_M=block_rows, BLOCK_E=block, num_warps=warps, **options,
+        VALUE_DIM=value_dim, BLOCK_M=block_rows, BLOCK_E=block, num_warps=block_rows, **options,
         **segments,
     )  # fmt: skip
 
