@@ -335,7 +335,10 @@ class DraftedModel:
         """
         reasons = list[str]()
         if self.device.type == "cuda" and not self.row_invariant:
-            reasons.append("attention, and products with quantised weights, take the fastest way")
+            reasons.append(
+                "attention, products with quantised weights, and products of more than 1,024 rows "
+                "take the fastest way"
+            )
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")
         if self.layout.torch_products:

@@ -137,6 +137,7 @@ def linear(
     bias: Annotated[torch.Tensor | None, "[N] x.dtype"] = None,
     swiglu: bool = False,
     split_k_partials: bool = False,
+    row_invariant: bool = True,  # noqa: ARG001 - rows on a CPU always are
 ) -> torch.Tensor:
     """Multiply rows with a weight, as ``torch.nn.functional.linear`` does.
 
@@ -144,7 +145,8 @@ def linear(
     of a row do not depend on the number of rows. From 9.0 on, up to 64 rows run by a kernel, which
     already starts, and requests a weight of 16 bits, while the kernel before it runs. More rows run
     by cuBLAS with the same split of the inputs, if that has the same bits. ``choose_product`` of
-    ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``.
+    ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``,
+    and so do more than 1,024 rows without ``row_invariant``, such as those of a prompt.
     Up to two launches for up to 1,024 rows, but for the first product of a shape, which compares,
     and for a weight whose inputs do not divide into its parts.
 
@@ -159,6 +161,8 @@ def linear(
         split_k_partials: Whether to return the partial sums of a split of the inputs (split-K).
             ``add_rms_norm``, ``rotated_heads`` and ``store_rotated_heads`` reduce them, so that no
             kernel has to before. The rows, the weight and the device decide on their number.
+        row_invariant: Whether the bits of a row are independent of the number of rows, also for
+            more than 1,024 rows.
 
     Returns:
         The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of
@@ -186,24 +190,27 @@ def project(
     *,
     swiglu: bool = False,
     split_k_partials: bool = False,
+    row_invariant: bool = True,
 ) -> torch.Tensor:
-    """Return the products of ``linear``, by the op itself where that is row-invariant.
+    """Return the products of ``linear``, by the op itself on CUDA without gradients.
 
-    That is on CUDA without gradients. The gradient of the op would run the product again.
+    The gradient of the op would run the product again.
 
     Args:
         x: Rows, [..., K].
         weight: The weight, [N, K].
         bias: Added to the products, [N].
         swiglu: As for ``linear``.
-        split_k_partials: As for ``linear``.
+        split_k_partials: As for ``linear``, like the next.
+        row_invariant: Whether the bits of a row are independent of the number of rows.
 
     Returns:
         The products, [..., N]; with ``swiglu`` [..., N / 2]; partial sums [S, ..., N].
     """
     is_fast = x.is_cuda and x.dtype in _FAST and x.dtype == weight.dtype
     if is_fast and not torch.is_grad_enabled():
-        out = linear(x.reshape(-1, x.shape[-1]), weight, bias, swiglu, split_k_partials)
+        rows = x.reshape(-1, x.shape[-1])
+        out = linear(rows, weight, bias, swiglu, split_k_partials, row_invariant)
         return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
     out = multiply(x, weight, bias)
     if swiglu:

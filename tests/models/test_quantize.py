@@ -12,6 +12,7 @@ import graphkit as gk
 from graphkit import ConfigError, TritonAttention, models
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.models import drafted_model
+from graphkit.models.fusion import linears
 from graphkit.models.quantization import linear
 from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.quantization.weight import QUANTIZATIONS
@@ -190,6 +191,23 @@ def test_every_product_has_the_flag_of_the_load(row_invariant, monkeypatch, capl
     monkeypatch.setattr(linear, "quantized_linear", quantized_linear)
     generated(loaded)
     assert flags == {row_invariant}
+
+
+@pytest.mark.parametrize("row_invariant", [False, True])
+def test_plain_products_have_the_flag_of_the_load_too(row_invariant, monkeypatch):
+    loaded = models.load(
+        small_model("llama"), device="cpu", row_invariant=row_invariant, check=False
+    )
+    flags, project = [], linear.project
+
+    def noted(*args, row_invariant, **options):
+        flags.append(row_invariant)
+        return project(*args, row_invariant=row_invariant, **options)
+
+    for module in (linear, linears):
+        monkeypatch.setattr(module, "project", noted)
+    generated(loaded)
+    assert set(flags) == {row_invariant}
 
 
 @pytest.mark.parametrize("quantize", ["fp4", 8])

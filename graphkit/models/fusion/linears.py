@@ -16,7 +16,12 @@ from torch import nn
 from torch.nn.functional import linear
 
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
-from graphkit.models.quantization.linear import QuantizedLinear, merge_quantized, project_quantized
+from graphkit.models.quantization.linear import (
+    QuantizedLinear,
+    is_row_invariant,
+    merge_quantized,
+    project_quantized,
+)
 from graphkit.models.quantization.weight import QuantizedWeight, join_rows
 from graphkit.models.running import replaced_forwards, running_products
 from graphkit.models.tensor_parallel import gathers_columns
@@ -116,11 +121,10 @@ def _joint_product(
     biases = _biases(layers)
     bias = join_rows(biases) if biases else None
     quantized = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    result["row_invariant"] = all(map(is_row_invariant, layers))
     if quantized:
         joint = QuantizedWeight.join([layer.quantized for layer in quantized])
-        row_invariant = all(layer.row_invariant for layer in quantized)
-        product = project_quantized(rows, joint, bias, row_invariant=row_invariant, **result)
-        return joint.numbers, product
+        return joint.numbers, project_quantized(rows, joint, bias, **result)
     weight = join_rows([layer.weight for layer in layers])  # type: ignore[misc]
     return weight, project(rows, weight, bias, **result)
 

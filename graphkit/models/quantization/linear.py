@@ -140,8 +140,9 @@ class Linear(nn.Linear):
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
         return project(
-            input, self.weight, self.bias, swiglu=swiglu, split_k_partials=split_k_partials
-        )
+            input, self.weight, self.bias, swiglu=swiglu, split_k_partials=split_k_partials,
+            row_invariant=is_row_invariant(self),
+        )  # fmt: skip
 
 
 class QuantizedLinear(nn.Module):
@@ -292,10 +293,15 @@ def quantize_linears(
 
 
 def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
-    """Set ``row_invariant`` of the quantised layers in a module."""
+    """Set ``row_invariant`` of the linear layers and quantised experts in a module."""
     for layer in module.modules():
-        if isinstance(layer, QuantizedLinear | QuantizedExperts):
+        if isinstance(layer, nn.Linear | QuantizedLinear | QuantizedExperts):
             layer.row_invariant = row_invariant
+
+
+def is_row_invariant(layer: nn.Module) -> bool:
+    """Return ``row_invariant`` of a linear layer, True if ``set_row_invariant`` has not set it."""
+    return bool(getattr(layer, "row_invariant", True))
 
 
 def keep_hooks(layer: nn.Module, other: nn.Module) -> None:

@@ -32,7 +32,9 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``linear``, with ``choose_product`` by default."""
     x, weight = args.x, args.weight
     (rows, inputs), outputs = x.shape, len(weight)
-    if product is None and weight.is_contiguous():
+    # The sums of parts in float32 cost a prompt more time than the parts save.
+    may_split = args.row_invariant or rows <= MOST_ROWS_IN_PARTS
+    if product is None and weight.is_contiguous() and may_split:
         bits = 8 * weight.element_size()
         product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)
         if product and product.splits > 1 and rows > MOST_ROWS_IN_PARTS:

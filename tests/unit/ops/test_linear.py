@@ -13,6 +13,7 @@ from graphkit.ops import linear as module
 from graphkit.ops.decoder import add_rms_norm, silu_and_mul
 from graphkit.ops.kernels import (
     decoder,
+    linear as linear_kernels,
     quantized_linear as kernels,
     tiled_linear,
 )
@@ -196,6 +197,25 @@ def test_weights_of_any_size_match_the_reference(run, launched):
     x, weight = torch.ones(2, 128, dtype=half), torch.ones(128, 64, dtype=half).t()
     assert torch.equal(run(linear, x, weight), linear(x, weight))
     assert not launched
+
+
+@by(INTERPRETER)
+@pytest.mark.parametrize("result", [{}, {"swiglu": True}, {"split_k_partials": True}], ids=str)
+def test_a_prompt_is_one_product_of_torch_where_rows_may_have_other_bits(
+    run, result, launched, monkeypatch
+):
+    monkeypatch.setattr(linear_kernels, "MOST_ROWS_IN_PARTS", 4)
+    for rows in (4, 5):
+        for args in cases.plain_cases(CPU, [torch.float16], [rows], [(64, 1024)]):
+            for row_invariant in (True, False):
+                launched.clear()
+                product = run(linear, *args, **result, row_invariant=row_invariant)
+                assert ("linear_kernel" in launched) == (row_invariant or rows == 4)
+                expected = linear(*args, **result)
+                if "split_k_partials" in result:
+                    assert rows == 4 or len(product) == 1
+                    product, expected = product.sum(0).half(), expected[0]
+                cases.assert_close(product, expected, 1024)
 
 
 needs_dependent_launch = pytest.mark.skipif(
