@@ -4,8 +4,7 @@ Random weights in bfloat16, for each shape a step of one row per request, one of
 verify), and a prompt beside an eager forward of transformers. The time of a step is that of its
 graph, and of the commit of its last rows if layers are recurrent. The bytes are
 
-- the weights, those of experts as often as that many rows choose them at random, without the
-  embedding;
+- the weights without the embedding, of experts those that the rows of the step choose, each once;
 - for each request and recurrent layer: the state, read and written by the step; what is kept of
   each row, written and read (``graphkit/engine/kv/scanned.py``); the state of the convolution,
   read, and written after each row, then read and written by the commit.
@@ -22,6 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -35,9 +35,11 @@ from decode_graphs import TorchGraph
 from report_file import add_out
 from timing import show
 
-from graphkit.cli.benchmarks import copy_bandwidth
+from graphkit.cli.benchmarks import WeightBytes, copy_bandwidth
+from graphkit.engine.step.verifier import Verifier
 from graphkit.graphs import environment
 from graphkit.models import TransformersModel, shapes
+from graphkit.models.experts import counting_experts, experts_of
 from graphkit.records import BenchReport, Measure
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -119,24 +121,21 @@ def steps(
     speed_of_copy, decode_ms, decode_bytes = copy_bandwidth(device), 0.0, 0.0
     is_hybrid = SHAPES[name]["model_type"] in HYBRIDS
     for rows in (1, VERIFY_ROWS):
-        algorithm = "NONE" if rows == 1 else "NGRAM"
-        spec = {} if rows == 1 else {"num_steps": rows - 1}
-        with loaded.engine(
-            algorithm=algorithm, max_batch_size=batch, max_context_len=CONTEXT + 64,
-            batch_sizes=[batch], **spec,
-        ) as engine:  # fmt: skip
-            verifier = engine._spec_step.verifier
-            runner, states = verifier.runner, verifier.recurrent_state
-            runner.capture()
-            inputs = runner.sample_batch(batch, seed=0)
-            commit_ms = 0.0
+        with captured_verifier(loaded, batch, rows) as (verifier, inputs):
+            states, commit_ms = verifier.recurrent_state, 0.0
             if states is not None:
                 last = torch.full((batch,), rows - 1, device=device)
                 requests = torch.as_tensor(inputs.req_pool_indices).to(device)
                 commit = TorchGraph(partial(states.commit, requests, last))
                 commit_ms = median_ms(commit.launch, rounds)
-            ms = median_ms(partial(runner.replay, inputs), rounds) + commit_ms
-        read = step_bytes(loaded, batch, rows)
+            ms = median_ms(partial(verifier.runner.replay, inputs), rounds) + commit_ms
+        with (
+            counting_experts(experts_of(loaded.model)) as counted,
+            captured_verifier(loaded, batch, rows) as (verifier, inputs),
+        ):
+            before = counted()
+            verifier.runner.replay(inputs)
+            read = step_bytes(loaded, batch, rows) + counted() - before
         cell = partial(Measure, setting=f"{name}, {batch} requests", variant=f"{rows} rows")
         yield cell(name="step and commit", value=ms, unit="ms")
         yield cell(name="commit", value=commit_ms, unit="ms")
@@ -152,6 +151,22 @@ def steps(
             bar = VERIFY_BAR if is_hybrid else None
             over = ms / (decode_ms + further)
             yield cell(name="over one row and further bytes", value=over, unit="x", bar=bar)
+
+
+@contextmanager
+def captured_verifier(
+    loaded: TransformersModel, batch: int, rows: int
+) -> Iterator[tuple[Verifier, Any]]:
+    """Capture the verifier of a full batch with so many rows per request; yield it with inputs."""
+    spec: dict[str, Any] = {"algorithm": "NONE"}
+    if rows > 1:
+        spec = {"algorithm": "NGRAM", "num_steps": rows - 1}
+    with loaded.engine(
+        max_batch_size=batch, max_context_len=CONTEXT + 64, batch_sizes=[batch], **spec
+    ) as engine:
+        verifier = engine._spec_step.verifier
+        verifier.runner.capture()
+        yield verifier, verifier.runner.sample_batch(batch, seed=0)
 
 
 def first_tokens(
@@ -178,20 +193,8 @@ def first_tokens(
 
 
 def step_bytes(loaded: TransformersModel, batch: int, rows: int) -> float:
-    """Return the bytes that a step and its commit read and write."""
-    model, tokens = loaded.model, batch * rows
-    config = model.config.get_text_config(decoder=True)
-    total = 0.0
-    for name, parameter in model.named_parameters():
-        if parameter.data_ptr() == model.get_input_embeddings().weight.data_ptr():
-            total += parameter.nbytes if config.tie_word_embeddings else 0
-        elif ".experts." in name:
-            names = "num_experts", "num_local_experts", "n_routed_experts"
-            experts = next(getattr(config, name) for name in names if hasattr(config, name))
-            chosen = config.num_experts_per_tok / experts
-            total += parameter.nbytes * (1 - (1 - chosen) ** tokens)
-        else:
-            total += parameter.nbytes
+    """Return the bytes that a step and its commit read and write, without those of experts."""
+    total: float = WeightBytes.of(loaded, 0).total
     for layer in loaded.layout.recurrent:
         sizes = {
             kind: math.prod(shape) * layer.dtypes[kind].itemsize
