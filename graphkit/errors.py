@@ -37,6 +37,16 @@ class GraphkitError(Exception):
         return _restored, (type(self), self.args, self.__dict__)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an exception, without a full stop."""
+    return next(iter(str(error).splitlines()), "").rstrip(". ")
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
+
+
 def short_repr(value: object, limit: int = 160) -> str:
     """Return a value as text for a message: its ``repr`` on one line, cut to about ``limit``.
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from graphkit.errors import GraphkitError, TargetError
+from graphkit.errors import GraphkitError, TargetError, error_text, first_line
 from graphkit.runners.ranks import RunnerGroup
 from graphkit.runners.targets.target import CaptureTarget
 
@@ -78,13 +78,13 @@ def _named(text: str) -> Any:
     try:
         module = importlib.import_module(text.partition(":")[0])
     except (Exception, SystemExit) as error:  # a script without a main guard may exit
-        raise TargetError(f"TARGET {text!r} cannot be imported: {_brief(error)}.") from error
+        raise TargetError(f"TARGET {text!r} cannot be imported: {error_text(error)}.") from error
     try:
         return attrgetter(text.partition(":")[2])(module)
     except AttributeError as error:
-        raise TargetError(f"TARGET {text!r} was not found: {_first_line(error)}.") from error
+        raise TargetError(f"TARGET {text!r} was not found: {first_line(error)}.") from error
     except (Exception, SystemExit) as error:
-        raise TargetError(f"TARGET {text!r} cannot be read: {_brief(error)}.") from error
+        raise TargetError(f"TARGET {text!r} cannot be read: {error_text(error)}.") from error
 
 
 def _call(factory: Any, arguments: Mapping[str, Any], text: str) -> Any:
@@ -94,7 +94,7 @@ def _call(factory: Any, arguments: Mapping[str, Any], text: str) -> Any:
     except GraphkitError:
         raise
     except (Exception, SystemExit) as error:
-        raise TargetError(f"TARGET {text!r} failed when called: {_brief(error)}.") from error
+        raise TargetError(f"TARGET {text!r} failed when called: {error_text(error)}.") from error
 
 
 def _parameters(factory: Any) -> Collection[str]:
@@ -102,11 +102,3 @@ def _parameters(factory: Any) -> Collection[str]:
         return inspect.signature(factory).parameters
     except ValueError:  # some built-ins have no signature
         return ()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "").rstrip(".")
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")

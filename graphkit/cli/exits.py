@@ -16,6 +16,7 @@ from graphkit.errors import (
     GraphkitError,
     RecordError,
     TargetError,
+    error_text,
 )
 
 DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
@@ -33,9 +34,7 @@ def describe(error: Exception) -> str:
     """Return an error as one line for the terminal."""
     if isinstance(error, GraphkitError):
         return " ".join(map(str.strip, str(error).splitlines()))
-    first_line = str(error).partition("\n")[0].rstrip(".")
-    summary = f"{type(error).__name__}: {first_line}".rstrip(": ")
-    return f"{summary}. Run graphkit -v to see the traceback."
+    return f"{error_text(error)}. Run graphkit -v to see the traceback."
 
 
 def exit_code(error: Exception) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, first_line
 from graphkit.ops.decoder import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
@@ -112,10 +112,9 @@ class OneShotCollectives(Collectives):
             )
             self._push = PushCollectives(process_group, device)
         except RuntimeError as error:
-            reason = next(iter(str(error).splitlines()), "")
             raise ConfigError(
-                f"the GPUs of the ranks have no symmetric memory: {reason} Create the RankGroup "
-                "without one_shot.",
+                f"the GPUs of the ranks have no symmetric memory: {first_line(error)}. Create the "
+                "RankGroup without one_shot.",
                 field="one_shot",
             ) from error
 

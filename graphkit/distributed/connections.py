@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 
-from graphkit.errors import RankError
+from graphkit.errors import RankError, first_line
 from graphkit.graphs import CapturedGraph
 from graphkit.graphs.capture_failure import exception_chain
 
@@ -69,8 +69,8 @@ def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.Proc
         )
     except RuntimeError as error:
         raise RankError(
-            f"the ranks could not connect: {first_line(error)}. All ranks must create the same "
-            "groups and engines in the same order.",
+            f"the ranks could not connect: {first_line(error)[:160]}. All ranks must create the "
+            "same groups and engines in the same order.",
         ) from error
     assert isinstance(made, dist.ProcessGroup), "this process is a member"
     return made
@@ -179,11 +179,6 @@ def rank_of_host(store: Store, process_group: dist.ProcessGroup) -> int | None:
     host = torch.tensor([process_group.rank() + 1 if _hosts(store) else 0])
     dist.all_reduce(host, dist.ReduceOp.MAX, group=process_group)
     return int(host) - 1 if host else None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a message, shortened."""
-    return next(iter(str(error).splitlines()), "")[:160]
 
 
 def _hosts(store: Store) -> bool:

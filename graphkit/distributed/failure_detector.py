@@ -20,7 +20,6 @@ import torch.distributed as dist
 from graphkit.distributed.connections import (
     abort_nccl,
     break_gloo,
-    first_line,
     is_open,
     new_cpu_group,
     num_collectives,
@@ -39,7 +38,7 @@ from graphkit.distributed.heartbeat import (
     write_heartbeat,
 )
 from graphkit.distributed.rank_store import FAILURE, Failure, RankStore
-from graphkit.errors import RankError, ReplayError
+from graphkit.errors import RankError, ReplayError, first_line
 from graphkit.graphs import CapturedGraph
 
 logger = logging.getLogger(__name__)
@@ -170,7 +169,7 @@ class FailureDetector:
         deadline = time.monotonic() + SILENT_S
         while not (is_late or self._is_reported() or time.monotonic() > deadline):
             time.sleep(_SLICE_S / 10)
-        return self.fail((), f"a collective of rank {self.rank} failed: {first_line(error)}")
+        return self.fail((), f"a collective of rank {self.rank} failed: {first_line(error)[:160]}")
 
     def new_cpu_group(self, seconds: float) -> dist.ProcessGroup:
         """Return a process group of the same ranks for the CPU, which ends when a rank fails.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from graphkit.errors import CaptureCause, GraphkitError
+from graphkit.errors import CaptureCause, GraphkitError, error_text
 from graphkit.graphs.source_lines import (
     Frame,
     in_module,
@@ -74,13 +74,13 @@ def as_capture_failure(error: BaseException) -> CaptureFailure:
     cause = _cause(error)
     if cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR):
         return CaptureFailure(cause, describe_exception(error))
-    line, text = location_in(_frames(error)), type_and_message(error)
+    line, text = location_in(_frames(error)), error_text(error)
     return CaptureFailure(cause, f"{line} ({text})" if line else text)
 
 
 def describe_exception(error: BaseException) -> str:
     """Return which line, of which module, raised an exception, with its type and first line."""
-    frames, text, own = _frames(error), type_and_message(error), _defect_of_graphkit(error)
+    frames, text, own = _frames(error), error_text(error), _defect_of_graphkit(error)
     if own is None:
         line = location_in(frames)
         return f"{line} raised {text}" if line else text
@@ -133,9 +133,3 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
         yielded.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def type_and_message(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
-    message = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {message}".removesuffix(": ")

@@ -18,9 +18,8 @@ from weakref import WeakSet
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.errors import ReplayError
+from graphkit.errors import ReplayError, error_text
 from graphkit.graphs.attribution import Attribution, NodeOrigin
-from graphkit.graphs.capture_failure import type_and_message
 from graphkit.graphs.capture_state import disable_autocast
 from graphkit.graphs.operations import OpOverload, schema, storage_id, tensors_in
 from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
@@ -343,7 +342,7 @@ class RecordedGraph:
         source = self.origins[index].source if index < len(self.origins) else ""
         node = f"`{self.ops[index].op.name()}`" + (f" ({source})" if source else "")
         return ReplayError(
-            f"node {index}, {node}, raised {type_and_message(error)}. Pass values in "
+            f"node {index}, {node}, raised {error_text(error)}. Pass values in "
             "range. GRAPHKIT_CHECK=1 names the first field that is not."
         )
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from graphkit.errors import RecordError, short_repr
+from graphkit.errors import RecordError, error_text, short_repr
 
 SCHEMA = 3
 """Incremented when an older reader could misread a record."""
@@ -132,9 +132,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        line = next(iter(str(error).splitlines()), "")
-        name = type(error).__name__
-        raise RecordError(f"not a whole record: {name}: {line.rstrip('. ')}.") from error
+        raise RecordError(f"not a whole record: {error_text(error)}.") from error
     if not isinstance(body, dict) or not isinstance(body.get("kind"), str):
         raise RecordError("not a record of graphkit.")
     return body

@@ -23,6 +23,7 @@ from graphkit.errors import (
     OutputError,
     ReplayError,
     SizeError,
+    error_text,
     short_repr,
 )
 
@@ -205,3 +206,14 @@ def test_no_message_has_a_whole_long_value(call):
         with pytest.raises(gk.GraphkitError) as caught:
             call(value)
         assert len(str(caught.value)) < 1000, kind
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no rows.\nSee there."), "ValueError: no rows"), (KeyError(), "KeyError"),
+        (SystemExit(5), "SystemExit: 5"),
+    ],
+)  # fmt: skip
+def test_an_error_within_a_message_is_one_line_without_a_full_stop(error, text):
+    assert error_text(error) == text

@@ -109,6 +109,17 @@ def test_state_within_other_state_is_judged_as_a_part_of_it():
     assert not pool.any()
 
 
+def test_state_behind_other_state_in_one_allocation_is_judged():
+    pools, batch = torch.zeros(2, SLOTS, HIDDEN), batch_of([3], [20])
+    state = {"keys": pools[0], "values": pools[1]}
+    watched = WatchedState(StateSnapshot(state, CPU), 1, FULL_BATCH)
+    pools[:, 20] = 1.0
+    watched.classify(batch)
+    assert watched.stray_write(batch) is None
+    pools[1, 21] = 1.0
+    assert watched.stray_write(batch).name == "values"
+
+
 @pytest.mark.parametrize(
     ("shape", "page_size", "index"),
     [

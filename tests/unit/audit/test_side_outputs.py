@@ -165,6 +165,12 @@ def test_what_a_forward_leaves_is_an_error_with_its_path_and_line(leave, batch_s
     assert len(found) == 1, [each.text for each in found]
 
 
+def test_the_line_is_the_one_that_fills_an_emptied_list():
+    (finding,), _ = audited(Model(cleared_list))
+    line = cleared_list.__code__.co_firstlineno + 2
+    assert f":{line} in cleared_list" in finding.source
+
+
 def test_several_of_one_line_are_one_finding():
     (finding,), _ = audited(Model(fresh_list))
     assert finding.names == ("Model.aux_states[0]", "Model.aux_states[1]")

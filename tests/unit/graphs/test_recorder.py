@@ -371,7 +371,7 @@ def test_a_graphkit_error_in_the_forward_keeps_its_message(function):
     failure = failure_of(lambda: function(X))
     assert failure.cause is CaptureCause.FORWARD_ERROR
     assert failure.where.startswith(f"{__file__}:{line_of('raise InputError')} `raise InputError")
-    assert failure.where.endswith(" raised InputError: field 'positions' is missing.")
+    assert failure.where.endswith(" raised InputError: field 'positions' is missing")
     assert (" in module Calls raised" in failure.where) == isinstance(function, nn.Module)
 
 

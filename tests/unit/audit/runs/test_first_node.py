@@ -223,3 +223,10 @@ def test_a_trace_follows_one_call_and_leaves_the_step_alone(runner_of):
     with traced(runner.step, call=1) as trace:
         runner.fall_back(batch_of(2))
     assert trace.ops == []
+
+
+def test_rows_are_at_the_front_of_a_dimension_that_ends_in_pads():
+    units = RowPlaces([0, 1], [1, 0], 2, 2, may_have_pads=True)
+    expected, got = torch.arange(5), torch.tensor([1, 0, 7, 8, 9])
+    pairs = list(matched_rows(units)(expected, got))
+    assert any(torch.equal(*pair) and pair[0].tolist() == [0, 1] for pair in pairs)
