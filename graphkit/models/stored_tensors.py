@@ -144,16 +144,18 @@ def check_stored(
         isinstance(part, Mapping) and "model_type" in part and name not in TEXT_PARTS
         for name, part in config.items()
     )
-    surplus = _surplus_layers(unused, model)
-    if surplus:
+    if surplus := _surplus_layers(unused, model):
         logger.warning(
             "%s has weights of %s, which the model of its config.json does not have: they are "
             "ignored. Correct the number of layers in config.json if they belong to the model.",
             folder, abbreviate(surplus),
         )  # fmt: skip
     of_surplus = tuple(f"{layer}." for layer in surplus)
-    left = [name for name in unused if not name.startswith(of_surplus)]
-    left = [name for name in left if scale_place(name) is None]
+
+    def is_left(name: str) -> bool:
+        return not name.startswith(of_surplus) and scale_place(name) is None
+
+    left = [*filter(is_left, unused)]
     without_effect = [
         name
         for name in left
@@ -170,10 +172,8 @@ def check_stored(
             "attention_bias or quantization_config), merge adapters into the weights, or remove "
             "the tensors if they are not part of the model."
         )
-    ignored = sorted({*without_effect, *(n for n, t in placed.items() if t.name not in state)})
-    ignored = [name for name in ignored if not name.startswith(of_surplus)]
-    ignored = [name for name in ignored if scale_place(name) is None]
-    if ignored:
+    not_in_model = (name for name, target in placed.items() if target.name not in state)
+    if ignored := sorted({*without_effect, *filter(is_left, not_in_model)}):
         logger.info("%s has %s, which the text does not depend on.", folder, abbreviate(ignored))
 
 

@@ -329,11 +329,10 @@ def linear_scan(
     if decay_weight is not None and log_weight:
         decay_weight = -torch.exp(decay_weight.float())
     tiles = states.transpose(2, 3) if transposed else states  # [slots, H, K, V]
-    inputs, log_decay, steps = _widened(
+    wide_query, wide_key, wide_value, log_decay = _widened(
         query, key, value, decay, scale, normalise, decay_weight, decay_bias, least, most, heads,
         beta is None,
     )  # fmt: skip
-    wide_query, wide_key, wide_value = inputs
     factor = (beta if beta is not None else value.new_ones(value.shape[:2])).float()
     weight = decay_weight
     if weight is not None and weight.dim() == 3:
@@ -380,7 +379,7 @@ def linear_scan(
             is_root = (parent < 0)[:, None, None, None]
             state = torch.where(is_root, initial, after[parent.clamp(min=0), requests])
             after[node, requests], added, out[token] = advance(state, token)
-            kept = [wide_key[token][:, :: heads // groups], added, steps[token]]
+            kept = [wide_key[token][:, :: heads // groups], added, log_decay[token]]
             updates[rows, other, node] = torch.cat([part.flatten(1) for part in kept], 1)
             kept_parents[rows, other, node] = parent
         assert nodes <= width, "the check requires it"
@@ -431,8 +430,8 @@ def _widened(
     most: float,
     heads: int,
     scales_values: bool,
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values of all heads in float32, decays, and what is kept of these.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values of all heads in float32, and decays as they are kept.
 
     Decays are [T, H, 1], [T, H, K], or time steps [T, H, V] that a weight has still to multiply.
     """
@@ -450,7 +449,7 @@ def _widened(
         steps = torch.where(logs > 20.0, logs, torch.log1p(torch.exp(logs))).clamp(least, most)
         wide = wide * steps if scales_values else wide
         logs = steps if weight.dim() == 3 else steps * weight.float()[:, None]
-    return (repeated[0] * scale, repeated[1], wide), logs, logs
+    return repeated[0] * scale, repeated[1], wide, logs
 
 
 def _decay_factor(logs: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -249,7 +249,7 @@ class Verifier:
                 roots.
         """
         rows, width = req_pool_indices, self.context.verify_width
-        packed: PackedRows | None = None
+        packed, links = None, (tree.retrieve_next_token, tree.retrieve_next_sibling)
         mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be an expanded view
         with scope("build"):
             # Drafters may return ids outside the vocabulary, which the host cannot see on a device.
@@ -263,11 +263,9 @@ class Verifier:
                     *pack_rows(num_drafts, rows, tokens, positions, slots, width, num_rows)
                 )
         candidates = tokens.view(-1, width)
-        links = tree.retrieve_next_token, tree.retrieve_next_sibling
         if packed is not None:
             # A chain may end before its packed nodes do, where the drafter has no more drafts.
-            next_token = torch.where(packed.next_token < 0, -1, tree.retrieve_next_token)
-            links = next_token, tree.retrieve_next_sibling
+            links = torch.where(packed.next_token < 0, -1, links[0]), links[1]
         bitmask = self.all_allowed(len(tokens) if packed is None else num_rows)
         if fill_bitmask is not None:
             bitmask = fill_bitmask(candidates, links)

@@ -123,33 +123,37 @@ def fuse_modules(
     groups = merge_linears(root, linears, near)
     merged = {layer: group for group in groups for layer in group.layers}
     alone = linears - {*merged, *kept}
-    others = [
+    others: list[nn.Module] = [
         layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
     ]
     others += [
         layer
         for layer in kept
-        if isinstance(layer, nn.Linear)
-        and type(layer).forward is nn.Linear.forward
-        and "forward" not in vars(layer)
+        if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
     ]
     for layer in others:
-        layer.forward = MethodType(Linear.forward, layer)  # type: ignore[method-assign]
+        layer.forward = MethodType(Linear.forward, layer)
+    names = {module: name for name, module in model.named_modules()}
+    texts: dict[nn.Module, str] = {layer: _merged_text(merged[layer], names) for layer in merged}
+    texts |= dict.fromkeys(others, "graphkit::linear")
+
+    def install(found: Mapping[nn.Module, Callable[..., Any]], text: str) -> None:
+        for module, forward in found.items():
+            module.forward = forward
+        texts.update(dict.fromkeys(found, text))
+
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, linears, merged, norms)
-    forwards: dict[nn.Module, Callable[..., Any]] = {**norms, **networks, **heads}
-    for module, forward in forwards.items():
-        module.forward = forward
+    install(norms, "graphkit::rms_norm")
+    install(networks, "graphkit::silu_and_mul within a product")
+    install(heads, "graphkit::store_rotated_heads before attention")
     routers = find_routers(root)
-    for module, router in routers.items():
-        module.forward = router
+    install(routers, "graphkit::linear and graphkit::choose_experts")
     blocks = find_shared_experts(root, routers, networks, linears)
-    for module, block in blocks.items():
-        module.forward = block
-    forwards |= {**routers, **blocks}
+    install(blocks, "graphkit::expert_sum of its parts")
     unused = _without_unused(root, run, near, heads.values())
-    own_linears, others_of_torch = _products_of_torch(root, {*linears, *others, *forwards})
+    own_linears, others_of_torch = _products_of_torch(root, {*linears, *texts})
     for module in own_linears:
         module.forward = _linears_by_op(module.forward)
     norm_sizes = frozenset(
@@ -158,7 +162,8 @@ def fuse_modules(
         if call.module in norms and call.output.dim() == 3
     )
     defer_products(run, near, alone, norm_sizes)
-    names = {module: name for name, module in model.named_modules()}
+    texts |= dict.fromkeys(own_linears, "graphkit::linear within its forward")
+    texts |= dict.fromkeys(unused, "nothing, since its results are not used")
     if others_of_torch:
         _log.info(
             "rows of these modules may depend on the batch, since torch multiplies: %s",
@@ -166,15 +171,7 @@ def fuse_modules(
         )
     return replace(
         layout,
-        replaced={names[layer]: _merged_text(group, names) for layer, group in merged.items()}
-        | {names[layer]: "graphkit::linear" for layer in others}
-        | {names[module]: "graphkit::rms_norm" for module in norms}
-        | {names[module]: "graphkit::silu_and_mul within a product" for module in networks}
-        | {names[module]: "graphkit::store_rotated_heads before attention" for module in heads}
-        | {names[module]: "graphkit::linear and graphkit::choose_experts" for module in routers}
-        | {names[module]: "graphkit::expert_sum of its parts" for module in blocks}
-        | {names[module]: "graphkit::linear within its forward" for module in own_linears}
-        | {names[module]: "nothing, since its results are not used" for module in unused},
+        replaced={names[module]: text for module, text in texts.items()},
         torch_products={names[module]: text for module, text in others_of_torch.items()},
         norm_sizes=norm_sizes,
     )
