@@ -1,9 +1,9 @@
 """Time to the first token of a prompt: graphkit beside an eager forward of transformers.
 
 An 8B Llama of random bfloat16 weights, one request, an idle device. The forward of transformers has
-``sdpa`` attention, no cache, and the logits of the last token alone. graphkit runs an engine with
-default settings, until the token is on the host. The bound is the operations of the weights and of
-causal attention, at the speed of a large product.
+``sdpa`` attention, no cache, and the logits of the last token alone. graphkit runs an engine until
+the token is on the host: with default settings, with row-invariant ops, and with larger chunks. The
+bound is the operations of the weights and of causal attention, at the speed of a large product.
 
     python tools/bench/first_token.py --out tools/bench/results/first_token.json
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -27,6 +28,12 @@ from graphkit.records import BenchReport, Measure
 
 LENGTHS = {512: 1.0, 8192: 1.05, 32768: 1.05}
 """Tokens of a prompt, and the most time over that of transformers."""
+TRANSFORMERS = "eager forward of transformers"
+VARIANTS = (
+    ("graphkit", False, None), ("graphkit, row-invariant", True, None),
+    ("graphkit, chunks of 8192", False, 8192),
+)  # fmt: skip
+"""Loads and engines: a name, ``row_invariant`` and ``chunked_prefill_size``."""
 
 
 def milliseconds(run: Callable[[], object], rounds: int, device: torch.device) -> float:
@@ -64,43 +71,53 @@ def report(rounds: int, device: torch.device, shape: str = "llama-8b") -> BenchR
     generator = torch.Generator().manual_seed(0)
     vocab = model.config.vocab_size
     prompts = {n: torch.randint(3, vocab, (1, n), generator=generator) for n in lengths}
-    flops, eager = product_flops(device), {}
-    measures: list[Measure] = []
-    for length, ids in prompts.items():
-        ids = ids.to(device)
-        eager[length] = milliseconds(
-            lambda ids=ids: model(ids, use_cache=False, logits_to_keep=1).logits.argmax(-1).item(),
-            rounds, device,
-        )  # fmt: skip
-    engine = gk.models.load(model, check=False).engine(
-        algorithm="NONE", max_batch_size=1, max_context_len=max(lengths) + 64
-    )
-    with engine:
-        engine.capture()
-        one = gk.SamplingParams(max_new_tokens=1)
-        for length, bar in lengths.items():
-            text = prompts[length][0].tolist()
-            ours = milliseconds(lambda text=text: engine.generate([text], one), rounds, device)
-            bound = operations(model, length) / flops
-            setting = f"{length} tokens"
-            times = {"bound": bound, "eager forward of transformers": eager[length]}
-            measures += [
-                Measure(name="time", value=value, unit="ms", setting=setting, variant=variant)
-                for variant, value in (times | {"graphkit": ours}).items()
-            ]
-            ratio = ours / eager[length]
-            measures.append(
-                Measure(
-                    name="over transformers", value=ratio, unit="x", bar=bar,
-                    setting=setting, variant="graphkit",
-                )
-            )  # fmt: skip
+    flops = product_flops(device)
+    times: dict[str, dict[int, float]] = {
+        "bound": {n: operations(model, n) / flops for n in prompts},
+        TRANSFORMERS: {n: _eager_ms(model, ids, rounds, device) for n, ids in prompts.items()},
+    }
+    del model
+    for variant, row_invariant, chunk in VARIANTS:
+        model = model_of_transformers(shape, device)
+        loaded = gk.models.load(model, check=False, row_invariant=row_invariant)
+        with loaded.engine(
+            algorithm="NONE", max_batch_size=1, max_context_len=max(lengths) + 64,
+            chunked_prefill_size=chunk,
+        ) as engine:  # fmt: skip
+            engine.capture()
+            one = gk.SamplingParams(max_new_tokens=1)
+            times[variant] = {
+                n: milliseconds(partial(engine.generate, ids.tolist(), one), rounds, device)
+                for n, ids in prompts.items()
+            }
+        del model, loaded, engine  # before the weights of the next one
+    measures = [
+        Measure(name="time", value=ms, unit="ms", setting=f"{n} tokens", variant=variant)
+        for variant, by_length in times.items()
+        for n, ms in by_length.items()
+    ]
+    measures += [
+        Measure(
+            name="over transformers", value=times[variant][n] / times[TRANSFORMERS][n], unit="x",
+            setting=f"{n} tokens", variant=variant, bar=bar if variant == VARIANTS[0][0] else None,
+        )
+        for variant, *_ in VARIANTS
+        for n, bar in lengths.items()
+    ]  # fmt: skip
     return BenchReport(
         name="time to the first token",
         environment=environment(device),
         settings={"shape": shape, "dtype": "bfloat16", "rounds": rounds},
         measures=tuple(measures),
     )
+
+
+def _eager_ms(
+    model: LlamaForCausalLM, ids: torch.Tensor, rounds: int, device: torch.device
+) -> float:
+    ids = ids.to(device)
+    run = lambda: model(ids, use_cache=False, logits_to_keep=1).logits.argmax(-1).item()  # noqa: E731
+    return milliseconds(run, rounds, device)
 
 
 if __name__ == "__main__":

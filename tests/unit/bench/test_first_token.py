@@ -10,8 +10,8 @@ def test_every_length_is_measured_beside_transformers_and_the_bound(bench, monke
     with torch.no_grad():
         report = bench.report(1, torch.device("cpu"), "tiny")
     times = [(each.setting, each.variant) for each in report.measures if each.name == "time"]
-    variants = ("bound", "eager forward of transformers", "graphkit")
-    assert times == [(f"{n} tokens", variant) for n in (16, 40) for variant in variants]
+    variants = ("bound", bench.TRANSFORMERS, *(name for name, *_ in bench.VARIANTS))
+    assert times == [(f"{n} tokens", variant) for variant in variants for n in (16, 40)]
     bars = {each.setting: each.bar for each in report.measures if each.bar}
     assert bars == {"16 tokens": 1.0, "40 tokens": 1.05}
     assert all(each.value > 0 for each in report.measures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from graphkit.models import load
 from small_models import small_model
@@ -18,16 +19,26 @@ def test_a_row_more_moves_what_is_kept_of_it(bench):
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v2"])
-def test_a_row_more_reads_the_experts_that_it_chooses(bench, kind):
+def test_the_experts_that_rows_choose_are_read_once(bench, kind, monkeypatch):
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda _: 1e3)  # a byte per millisecond
+    monkeypatch.setattr(bench, "median_ms", lambda *_: 1.0)
+    monkeypatch.setattr(bench, "SHAPES", {"small": {"model_type": kind}})
     loaded = load(small_model(kind), device="cpu")
-    model = loaded.model
-    experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name)
-    few, all_of_them = (bench.step_bytes(loaded, 1, rows) for rows in (1, 10**6))
-    assert 0 < all_of_them - few < experts
+    held = sum(p.nbytes for name, p in loaded.model.named_parameters() if ".experts." in name)
+    experts = {}
+    with torch.no_grad():
+        for batch in (1, 16):
+            for cell in bench.steps("small", loaded, batch, 1, torch.device("cpu")):
+                if cell.name == "over its bytes":
+                    rows = int(cell.variant.split()[0])
+                    read = 1 / cell.value - bench.step_bytes(loaded, batch, rows)
+                    experts[batch * rows] = read
+    chosen = loaded.model.config.num_experts_per_tok
     names = "num_experts", "num_local_experts", "n_routed_experts"
-    count = next(getattr(model.config, name) for name in names if hasattr(model.config, name))
-    share = model.config.num_experts_per_tok / count
-    assert all_of_them - few == pytest.approx(experts * (1 - share))
+    count = next(vars(loaded.model.config)[n] for n in names if n in vars(loaded.model.config))
+    assert experts[1] == pytest.approx(held * chosen / count)
+    assert experts[1] <= experts[4] <= experts[64] <= held * (1 + 1e-9)
+    assert experts[1] < experts[64]
 
 
 @pytest.mark.parametrize("start", ["gpt", "Deep", "Mamba"])
