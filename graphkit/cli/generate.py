@@ -62,7 +62,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT",
         help="text to continue, - for stdin; repeatable; default: stdin if it is piped, else the "
-        "head of a Python function",
+        "first line of a Python function",
     )  # fmt: skip
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE",

@@ -53,7 +53,7 @@ class Prompt:
 def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[Prompt]:
     """Return the prompts of ``--prompt`` and ``--prompts``, at least one.
 
-    Without both, the prompt is stdin if it is piped, else the head of a Python function.
+    Without both, the prompt is stdin if it is piped, else the first line of a function.
 
     Args:
         texts: Prompts; ``-`` is stdin.

@@ -32,7 +32,7 @@ class _AlgorithmInterface:
         return False
 
     def is_standalone(self) -> bool:
-        """Return whether drafts come from a separate small model."""
+        """Return whether drafts come from a standalone draft model."""
         return False
 
     def is_dflash(self) -> bool:

@@ -125,8 +125,8 @@ class WeightBytes:
 
     Attributes:
         verify: Read by the target, once.
-        drafts: Read by all draft steps together; each reads its layer and its head. A block of
-            DFLASH is one forward; each draft of DSPARK reads the Markov head.
+        drafts: Read by all draft steps together; each reads its layer and an output head. A
+            block of DFLASH is one forward; each draft of DSPARK reads the Markov head.
         experts: The experts of target and draft model.
     """
 

@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from graphkit.views.pages import Column, Page, Row
 
-_MOUSE = "select a row; twice: open; on a head: sort"
+_MOUSE = "select a row; twice: open; on a column name: sort"
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}
 
 
@@ -33,7 +33,7 @@ KEYS = (
     _key("q", "app.quit", "quit", "leave"),
     _key("escape", "back", "back", "go back to the page before"),
     _key("/", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
-    _key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head"),
+    _key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its name"),
     _key("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair"),
     _key("K", "view('kernels')", "kernels", "what each kernel of the graph costs"),
     _key("t", "view('time')", "time", "the replay as it ran: nodes and gaps in time"),
