@@ -72,6 +72,7 @@ def test_json_is_the_report_that_out_saves(run, here):
     assert {each.variant for each in report.measures} == {"", "v1"}
 
 
+@pytest.mark.slow
 def test_the_reference_model_is_measured_without_a_source(recorded):
     report = recorded(
         "--steps", 1, "--rounds", 1, "--context", 4, "--batch-sizes", 1, "--generations", "v1",
@@ -156,6 +157,7 @@ def test_one_format_is_a_plain_report(recorded):
     assert {each.setting for each in report.measures} == {"", "batch 2"}
 
 
+@pytest.mark.slow
 def test_formats_share_the_tables(run, recorded):
     options = (*TINY, "--generations", "v1", "--algorithm", "none")
     report = recorded(*options, "--quantize", "none,fp8,int4")

@@ -135,6 +135,7 @@ def test_the_modes_of_draft_models_can_be_named(run):
     assert "18 live batches replayed" in ended.out
 
 
+@pytest.mark.slow
 def test_a_mode_without_graphs_has_a_table_without_sizes(run, here):
     (here / "eager_target.py").write_text(WITHOUT_GRAPHS)
     ended = run("capture", "eager_target:target", "--out", "record.json")

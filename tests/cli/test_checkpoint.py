@@ -94,6 +94,7 @@ def test_a_changed_model_has_an_error(run, folders, here, monkeypatch):
     assert "wrapper differs from model" in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_steps_of_a_folder_are_measured(run, folders, kind):
     ended = run(
@@ -152,6 +153,7 @@ def test_a_draft_that_does_not_fit_is_one_line(run, folders, here):
         assert text in ended.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["fp8", "int4"])
 def test_weights_are_quantised_at_load(run, folders, here, quantize):
     options = ("--checkpoint", folders("qwen3"), *ONE, "--quantize", quantize)

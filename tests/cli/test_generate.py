@@ -115,6 +115,7 @@ def test_all_settings_give_the_same_text_and_count_their_replays(recorded, plain
     assert sum(n * lengths[n] for n in lengths) / sum(lengths.values()) == record.accept_length
 
 
+@pytest.mark.slow
 def test_json_has_the_measurements_at_the_top_level(generate):
     body = json.loads(generate("--prompt", "import os\n", "--json").out)
     fields = {"text", "accept_length", "tokens_per_second", "replays", "fallbacks"}
@@ -144,6 +145,7 @@ def test_a_launch_runs_as_many_steps_as_asked(recorded, monkeypatch):
     assert launches == [3, 3, 3, 3], "the last one before the end was known"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", ["", "cuda-bindings are not installed"])
 def test_v3_runs_by_default_where_the_device_can_loop(generate, monkeypatch, refusal):
     monkeypatch.setattr(RecorderBackend, "no_loop_reason", refusal)
@@ -158,6 +160,7 @@ def test_v3_runs_by_default_where_the_device_can_loop(generate, monkeypatch, ref
         assert asked.error == f"error: generation 'v3' cannot run: {refusal}."
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_only_the_text(generate, recorded):
     arguments = (*PLAIN, "--prompt", "import os\n")
     ended = generate(*arguments)
@@ -172,6 +175,7 @@ def test_a_pipe_gets_only_the_text(generate, recorded):
     assert facts["without a graph"].strip() == "STEP: 8 runs, not captured"
 
 
+@pytest.mark.slow
 def test_several_prompts_keep_their_order(generate, recorded):
     arguments = (*PLAIN, "--prompt", "import os\n", "--prompt", "class A", "--prompt", "")
     record = recorded(*arguments)
@@ -205,6 +209,7 @@ def test_the_stop_token_is_left_out_of_the_text(recorded, constant_model):
     assert (record.completions[0].finish_reason, record.new_tokens) == ("stop token", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "data", "prompt"),
     [
@@ -233,6 +238,7 @@ def test_the_help_names_every_algorithm(run):
     assert "prefill included, loading and capture left out" in text
 
 
+@pytest.mark.slow
 def test_text_arrives_during_a_launch(generate, monkeypatch):
     """The recorder runs a launch step by step, so that text appears as early as in v2."""
     arrived, step = [], SpeculativeEngine.step
@@ -247,6 +253,7 @@ def test_text_arrives_during_a_launch(generate, monkeypatch):
     assert arrived == [2, 1, 1, 1, 1, 1, 1], "the token of the prefill comes with the first step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypatch, is_terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)

@@ -120,6 +120,7 @@ def test_an_eagle3_head_is_recognised_and_lossless(folders, recorded, tmp_path, 
     assert (record.algorithm, record.fallbacks) == ("EAGLE3", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -148,6 +149,7 @@ def test_a_filter_that_keeps_one_token_is_greedy(folders, recorded, options):
     assert free.text != folder.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [("--repetition-penalty", "1.5"), ("--presence-penalty", "2"), ("--frequency-penalty", "1.5")],
@@ -190,6 +192,7 @@ def test_the_settings_of_generation_are_those_of_the_folder(folders, copied, run
     assert list(completion.token_ids) != folder.new_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_a_stop_string_ends_the_text_before_it(folders, recorded, generation):
     folder = folders("mistral")
@@ -220,6 +223,7 @@ def test_a_chat_is_rendered_and_encoded_as_by_transformers(folders, recorded):
     assert (record.is_chat, record.completions[0].prompt) == (True, "hi é")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_file_of_prompts(folders, recorded, tmp_path, is_json):
     folder = folders("qwen3")

@@ -181,6 +181,7 @@ def refused(run, tiny, saved, here):
     return command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), REFUSED, ids=lambda text: text[:60])
 def test_what_cannot_be_done_is_refused_on_one_line(refused, line, words):
     ended = refused(line)

@@ -78,6 +78,7 @@ def test_a_result_that_cannot_be_written_is_a_usage_error(command, arguments, re
     assert (done.returncode, done.stderr) == (2, f"error: cannot write to stdout: {why}.\n")
 
 
+@pytest.mark.slow
 def test_generating_without_a_stdout_is_a_usage_error(run, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     ended = run("generate", "--prompt", "a", "--max-new-tokens", "1")

@@ -73,6 +73,7 @@ class TestLossless:
         )
         check_lossless(engine, task, captured=alter is wrong_everything)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [EagleDrafter, NgramDrafter])
     @chain_and_tree
     def test_a_wrong_tree_in_a_loop_does_not_change_the_output(self, make_engine, task, topk, kind):
@@ -85,6 +86,7 @@ class TestLossless:
         )
         assert check_lossless(engine, task, captured=True).fallbacks == {}
 
+    @pytest.mark.slow
     @chain_and_tree
     @each_generation
     def test_a_wrong_root_costs_no_accepted_draft(self, make_engine, task, generation, topk):
@@ -200,6 +202,7 @@ class TestInvalidTrees:
         with refuses(InputError, "tree_mask", r"Altered\.draft: tree_mask is .*expected"):
             check_lossless(make_engine(topk=2, drafter=drafter), task, captured=False)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("token", [-1, 96, 2**40])
     @captured_or_not
     @chain_and_tree

@@ -339,6 +339,7 @@ class TestRunner:
                 runner.launch(self.ROWS, max_steps=5)
         assert list(stream)
 
+    @pytest.mark.slow
     def test_launches_that_are_not_read_are_bounded(self, runner, monkeypatch):
         """Few if their streams were dropped, whose tokens are lost; many if they can be read."""
         runner.stop_loops()

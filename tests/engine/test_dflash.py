@@ -116,6 +116,7 @@ def test_eager_padded_and_exact_sizes_accept_the_same(make_engine, width):
     assert set(eager.stats.fallbacks) == {"TARGET_VERIFY", "draft TARGET_VERIFY", "STEP"}
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_the_head_over_the_whole_text(models, make_engine, monkeypatch):
     """The context in the pool is that of the committed tokens, whatever was rejected before."""
     head = models.draft.module

@@ -217,6 +217,7 @@ def test_measured_replays_compute_pads(make_engine, monkeypatch):
     assert len({runner for runner, _ in measured}) > 3, "runners of every length"
 
 
+@pytest.mark.slow
 @every_generation
 def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     """A draft after plain steps loses no acceptance while another prompt is prefilled."""
@@ -246,6 +247,7 @@ def test_steps_between_chunks_of_a_prompt_adapt(make_engine, task, generation):
     assert (first.output_ids[: len(known)], len(first.output_ids)) == (known, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_prompts_between_steps_do_not_count_as_time_of_steps(
     make_engine, task, generation, monkeypatch
@@ -319,6 +321,7 @@ class EverySecondText(Drafter):
         pass
 
 
+@pytest.mark.slow
 @every_generation
 @pytest.mark.parametrize("size", [2, 8])
 def test_rows_go_to_the_requests_whose_drafts_are_accepted(make_engine, task, generation, size):

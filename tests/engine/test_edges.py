@@ -31,6 +31,7 @@ def prompt_of(length):
 class TestPages:
     LENGTHS, NEW = (3, 4, 5, 15, 16, 17, 31, 33), 13
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("page_size", [4, 16])
     @pytest.mark.parametrize(
         ("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)], ids=str
@@ -80,6 +81,7 @@ class TestPages:
 
 
 class TestContext:
+    @pytest.mark.slow
     @chain_and_tree
     @each_generation
     def test_it_ends_requests_wherever_their_prompts_end(
@@ -105,6 +107,7 @@ class TestContext:
 
 
 class TestEnds:
+    @pytest.mark.slow
     @chain_and_tree
     @each_generation
     def test_a_stop_token_may_be_any_of_an_accepted_path(
@@ -134,6 +137,7 @@ class TestEnds:
         request = make_engine().generate([task.prompts[2]], sampling)[0]
         assert request.output_ids == text[: text.index(text[1]) + 1]
 
+    @pytest.mark.slow
     @chain_and_tree
     @each_generation
     def test_all_requests_may_end_in_one_step(self, make_engine, task, generation, topk):
@@ -230,6 +234,7 @@ class TestPrompts:
         requests = engine.generate([[], [7]], SamplingParams(max_new_tokens=9))
         assert outputs(requests) == plain([[7], [7]], [9, 9])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
     @chain_and_tree
     def test_chunks_of_any_size_make_no_difference(self, make_engine, task, algorithm, topk):

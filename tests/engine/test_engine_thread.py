@@ -80,6 +80,7 @@ def collect(stream):
     return stream
 
 
+@pytest.mark.slow
 @GENERATIONS
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_threads_get_the_tokens_and_text_of_their_requests(generation, device):
@@ -195,6 +196,7 @@ def test_a_deadline_ends_requests_that_wait_and_that_run(blocked):
     assert len(collect(endless).token_ids) == 60
 
 
+@pytest.mark.slow
 @GENERATIONS
 def test_aborted_requests_end_and_others_go_on(generation):
     target = engine_target(generation=generation)

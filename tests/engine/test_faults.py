@@ -166,6 +166,7 @@ def test_an_interrupt_of_generate_aborts_its_requests(
     assert not engine.has_work
 
 
+@pytest.mark.slow
 @each_generation
 def test_a_restart_continues_sampled_text(make_engine, task, labelling_forward, generation):
     """The tokens of a seed and a position do not depend on the steps that were lost."""

@@ -53,6 +53,7 @@ def test_requests_beyond_the_batch_wait(make_engine, task, generation):
     assert outputs(requests) == task.expected[:8]
 
 
+@pytest.mark.slow
 @each_generation
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_requests_wait_for_slots_in_the_order_in_which_they_came(
@@ -105,6 +106,7 @@ def test_slots_are_reserved_for_steps_and_not_for_the_limit(
     assert len(request.output_ids) == 60
 
 
+@pytest.mark.slow
 @each_generation
 @pytest.mark.parametrize(("batch_size", "prompt"), [(8, 8), (1, 56)], ids=["empty", "half full"])
 def test_the_table_is_rarely_written_while_the_pool_has_room(
@@ -123,6 +125,7 @@ def test_the_table_is_rarely_written_while_the_pool_has_room(
     assert len(set(held[:-1])) <= 2, held  # of the prompt, and of the whole request
 
 
+@pytest.mark.slow
 @each_generation
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -192,6 +195,7 @@ def failing(make_engine, labelling_forward):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
 @each_generation
 def test_a_failed_step_may_be_repeated(failing, task, generation, at):
@@ -206,6 +210,7 @@ def test_a_failed_step_may_be_repeated(failing, task, generation, at):
     assert outputs(requests) == [text[:10] for text in task.expected[:3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
 @each_generation
 @pytest.mark.parametrize("fails", ["step", "prompt"])

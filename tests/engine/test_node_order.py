@@ -52,6 +52,7 @@ class Shuffled(ErringOracle):
         """Node numbers do not ascend along a path."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "seeds"), [("v1", 18), ("v2", 18), ("v3", 4)])
 def test_recurrent_states_follow_the_tree_in_any_order(device, generation, seeds):
     forward = DecayingForward(device, 1 + 2 * STEPS)

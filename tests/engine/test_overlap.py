@@ -144,6 +144,7 @@ def test_the_recorder_of_reads_sees_v1_read(make_engine, task, monkeypatch):
     assert any("tolist" in line for line in reads.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", DRAFTING)
@@ -171,6 +172,7 @@ def test_debug_detects_a_drafter_that_reads_twice(make_engine, task):
     assert request.output_ids == task.expected[0][:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
 def test_capture_between_steps_does_not_change_the_output(make_engine, task, algorithm, topk):

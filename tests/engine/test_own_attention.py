@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "topk", "generation", "captured"), CASES)
 def test_steps_over_own_pools_are_lossless(
     make_engine, task, run_in_waves, algorithm, topk, generation, captured

@@ -39,6 +39,7 @@ def run(engine, prompts, **params):
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [SdpaAttention, TritonAttention])
 def test_rows_that_do_not_depend_on_the_batch_run_again_as_prompts(attention, monkeypatch):
     model, repeated = models.load(small_model("llama"), device="cpu", check=False), []
@@ -97,6 +98,7 @@ def test_no_sampled_text_changes(make_engine, long_task, generation):
     assert small.stats.preemptions > 0
 
 
+@pytest.mark.slow
 @each_generation
 def test_the_latest_admitted_is_preempted_first_and_runs_again_first(
     make_engine, long_task, generation
@@ -147,6 +149,7 @@ def test_more_requests_run_at_once_than_their_limits_allow(make_engine, long_tas
         assert request.output_ids == text[:end]
 
 
+@pytest.mark.slow
 @each_generation
 def test_an_aborted_request_that_was_preempted_keeps_its_tokens(make_engine, long_task, generation):
     prompts, texts = long_task
@@ -168,6 +171,7 @@ def test_an_aborted_request_that_was_preempted_keeps_its_tokens(make_engine, lon
     assert engine.stats.new_tokens == sum(len(each.output_ids) for each in requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2])
 @each_generation
 def test_recurrent_states_begin_again(generation, topk):
@@ -184,6 +188,7 @@ def test_recurrent_states_begin_again(generation, topk):
         assert request.output_ids == forward.plain(prompt, LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "captured"])
 @each_generation
 def test_the_checking_mode_accepts_slots_that_are_used_again(

@@ -49,6 +49,7 @@ def noting(make_engine, labelling_forward):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE", "NGRAM", "NONE"])
 @each_generation
 def test_32_short_prompts_take_few_forwards(noting, task, algorithm, generation):
@@ -74,6 +75,7 @@ def test_a_budget_bounds_the_tokens_of_a_forward(noting, task, generation):
     assert outputs(requests) == [text[:9] for text in task.expected[:8]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @each_generation
 def test_running_requests_get_a_step_between_chunks(noting, task, plain, generation, captured):
@@ -199,6 +201,7 @@ def test_a_drafter_gets_the_chunks_of_each_request(make_engine, task):
         assert following == [*text[1:], *request.output_ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skips", [False, True], ids=["one", "many"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NONE"])
 @each_generation

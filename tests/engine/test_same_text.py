@@ -225,6 +225,7 @@ class Wider(CustomSpecAlgorithm):
         return num_draft_tokens + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", [oracle, sometimes])
 @pytest.mark.parametrize(
     ("generation", "topk", "page_size"), [("v1", 2, 1), ("v2", 1, 4), ("v3", 1, 1), ("v3", 2, 4)]

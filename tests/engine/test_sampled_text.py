@@ -146,6 +146,7 @@ def test_filters_do_not_change_greedy_requests(device, topk, has_probs):
         assert all(best[before] == after for before, after in pairwise(text))
 
 
+@pytest.mark.slow
 @chain_and_tree
 @with_and_without
 @pytest.mark.parametrize(

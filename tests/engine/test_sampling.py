@@ -119,6 +119,7 @@ def test_first_tokens_follow_the_target(logits, device):
         assert_follow(counts, (logits[:1] / temperature).softmax(-1))
 
 
+@pytest.mark.slow
 @each_generation
 @chain_and_tree
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -135,6 +136,7 @@ def test_greedy_requests_beside_sampled_ones_stay_exact(
     assert outputs(requests[1::2]) != [t[:6] for t in task.expected[1:8:2]]
 
 
+@pytest.mark.slow
 @each_generation
 def test_a_seed_decides_what_is_drawn(make_engine, task, generation):
     drawn = []

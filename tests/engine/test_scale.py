@@ -85,6 +85,7 @@ def test_a_step_does_no_more_work_with_more_slots_and_past_requests(generation):
     assert many.memory < few.memory + NOISE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_a_step_does_no_more_work_with_more_waiting_requests(generation):
     few, many = (work_of_steps(SMALL, generation, 0, waiting) for waiting in (10, 2000))

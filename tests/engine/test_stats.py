@@ -112,6 +112,7 @@ def test_acceptance_by_position_is_a_share_of_the_steps_that_drafted_there():
     assert (steps.num_accepted_tokens, steps.accept_length) == (14, 14 / 8)
 
 
+@pytest.mark.slow
 @each_generation
 def test_the_gain_over_plain_decoding_is_that_of_the_measured_times(
     make_engine, device, task, generation

@@ -63,6 +63,7 @@ def test_nodes_between_the_forwards(algorithm, topk, device):
     assert own.total() <= MOST[algorithm, topk][device == "cuda"], own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "norms"), [("EAGLE3", 2), ("EAGLE", 1)])
 def test_nodes_of_a_draft_head_around_attention_and_products(algorithm, norms, device):
     """Of two draft steps and the catch-up. The residual of EAGLE, which has no norm, is a sum.

@@ -179,6 +179,7 @@ def test_an_unconstrained_batch_calls_no_matcher_and_is_overlapped(make_engine, 
     assert outputs(requests) == some.expected
 
 
+@pytest.mark.slow
 @each_generation
 @pytest.mark.parametrize("topk", [1, 2])
 def test_sampled_text_is_the_same_in_every_generation_and_batch(

@@ -138,6 +138,7 @@ def test_accept_lengths_are_those_of_a_loop_without_a_cache(excerpts, algorithm)
     check_accept_lengths(algorithm, excerpts(20), {"v1": 512, "v2": 7, "v3": 23})
 
 
+@pytest.mark.slow
 def test_accept_lengths_of_few_prompts(excerpts):
     check_accept_lengths("MULTI_LAYER_EAGLE", excerpts(3), {"v2": 7})
 

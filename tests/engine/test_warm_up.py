@@ -149,6 +149,7 @@ def random_chunks(seed, longest, budget, most_requests):
     return [first, *(max(1, min(first, (total - first) // count)) for _ in range(count - 1))]
 
 
+@pytest.mark.slow
 @runs_kernels
 @pytest.mark.parametrize(
     ("quantize", "context"), [(None, 512), ("fp8", 512), ("int4", 512), ("fp8", 90)]

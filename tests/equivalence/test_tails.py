@@ -13,6 +13,7 @@ SIZES = 2, 8, 12, 16
 """One set for all tests, since captures take most of their time."""
 
 
+@pytest.mark.slow
 def test_poisoned_buffers_change_nothing(capture, assert_same):
     captured = capture(*SIZES)
     for live in (1, 5, 8, 9, 15, 16):
@@ -37,6 +38,7 @@ def test_the_tail_holds_pads_after_a_replay(capture):
         assert (tail == layout.pad).all(), layout.name
 
 
+@pytest.mark.slow
 def test_a_shrinking_sequence_leaves_no_stale_rows(capture):
     captured = capture(*SIZES)
     tensors = captured.runner.buffers.arena.tensors
@@ -96,6 +98,7 @@ def test_a_replay_writes_its_own_slots_and_the_dummy_alone(capture, device):
     assert changed <= set(own.tolist())
 
 
+@pytest.mark.slow
 def test_interleaved_modes_do_not_disturb_each_other(target, capture_mode):
     every = [capture_mode(mode, SIZES) for mode in target.forwards]
     for turn, live in enumerate((16, 3, 9, 1)):
@@ -151,6 +154,7 @@ def fields(batch):
     return {name: rows for name, rows in vars(batch).items() if rows is not None}
 
 
+@pytest.mark.slow
 def test_staged_equals_replay(capture, assert_same):
     captured = capture(8, 16)
     for live in (3, 8, 13, 1):
@@ -165,6 +169,7 @@ def test_staged_equals_replay(capture, assert_same):
         assert_same(wanted, staged.replay().tensors())
 
 
+@pytest.mark.slow
 def test_the_last_assignment_of_a_field_counts(capture, device, assert_same):
     """An array after a device tensor: the graph reads the entry again, not the address."""
     captured = capture(8)

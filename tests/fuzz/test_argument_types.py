@@ -371,6 +371,7 @@ def test_the_arguments_are_valid(name):
     function(**valid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_type_is_accepted_or_refused_by_graphkit(name):
     function, valid = calls()[name]

@@ -175,6 +175,7 @@ def small_capture():
     return json.dumps(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["capture", "recording"])
 def test_any_changed_record_ends_a_command(many, here, kind):
     text = small_capture() if kind == "capture" else (here / "recording.json").read_text()

@@ -64,6 +64,7 @@ def read(path, text):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_changed_record_is_read_or_refused(many, tmp_path, kind):
     @many(25)

@@ -62,6 +62,7 @@ def test_the_text_is_that_of_plain_decoding(loaded, temperature):
     assert texts(loaded, sampling, generation="v3", page_size=4) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_blocks_of_which_steps_verify_a_part_change_no_text(loaded, generation):
     sampling = gk.SamplingParams(max_new_tokens=NEW_TOKENS)

@@ -179,6 +179,7 @@ def test_a_draft_model_bounds_the_context():
     assert loaded.engine().sizes.max_context_len == 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 2, (0, 2)])
 @pytest.mark.parametrize("generation", ["v1", "v3"])
 def test_more_branches_than_draft_tokens_are_refused_at_construction(
@@ -195,6 +196,7 @@ def test_more_branches_than_draft_tokens_are_refused_at_construction(
     assert got.value.field == "topk"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [(0, 1, 3), (1, 3), [1, 2], range(4)], ids=str)
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 def test_a_chain_of_mtp_layers_drafts_several_lengths(mtp_chain, num_steps, generation):
@@ -251,6 +253,7 @@ def test_drafts_that_take_the_same_time_need_no_short_length(algorithm, mtp_chai
         assert counts == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_chosen_lengths_capture_five_bodies_per_size():
     """Drafts of 0, 1, 2 of 3 and 3, and a plain step that catches up; greedy and sampled."""
     loaded = models.load(small_model("llama"), device="cpu", check=False)

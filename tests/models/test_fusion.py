@@ -43,6 +43,7 @@ def verify_nodes(target):
         return runner.inspect(2).nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DENSE_KINDS)
 def test_a_step_has_few_nodes_per_layer(kind, tmp_path, monkeypatch):
     # One op per layer, as on CUDA, so that the nodes of attention do not hide others.
@@ -56,6 +57,7 @@ def test_a_step_has_few_nodes_per_layer(kind, tmp_path, monkeypatch):
     assert len(verify_nodes(plain.target(max_batch_size=2))) > 2 * len(fused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*DENSE_KINDS, "gemma3_text"])
 def test_heads_are_rotated_and_stored_by_one_op_per_layer(kind, tmp_path, monkeypatch):
     model = small_model(kind)
@@ -289,6 +291,7 @@ REPLACE_WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "mamba2", "deepseek_v3"])
 @pytest.mark.parametrize("replace", REPLACE_WEIGHTS)
 @pytest.mark.filterwarnings("ignore:linear layers that run as one product")

@@ -126,6 +126,7 @@ def inexact_in_chunks(kind, difference):
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "difference"),
     [
@@ -242,6 +243,7 @@ def test_few_logits_are_computed_at_once():
         assert most_logits(model) <= 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(), (8, 64)], ids=["eager", "captured"])
 def test_prompts_compute_the_logits_of_their_last_tokens_alone(sizes):
     loaded = models.load(small_model("llama"), device="cpu")

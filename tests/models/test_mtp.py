@@ -57,6 +57,7 @@ def test_a_chain_computes_what_transformers_computes(kind, tmp_path):
         torch.testing.assert_close(logits, theirs._project_to_logits(hidden)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_computes_what_its_parts_compute(kind, tmp_path):
     """The published formula, by hand, around the target's own decoder layer."""

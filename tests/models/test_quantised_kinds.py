@@ -54,6 +54,7 @@ def check_logits(loaded, expected):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in KINDS for name in LAYOUTS] if ALL else FEW
 )
@@ -130,6 +131,7 @@ def as_published_beside_vision(folder):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_layers_below_a_language_model_are_read(tmp_path, kind, is_nested):
@@ -177,6 +179,7 @@ def test_experts_that_transformers_does_not_merge_are_refused(tmp_path):
         models.load(tmp_path, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("deepseek_v3", "fp8 blocks"), ("glm4_moe", "modelopt"), ("qwen3_next", "awq")],

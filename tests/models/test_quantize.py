@@ -173,6 +173,7 @@ def test_experts_of_more_rows_than_a_tile_may_depend_on_the_batch(
     assert ("experts" in " ".join(loaded.row_dependences())) == is_named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_invariant", [False, True])
 def test_every_product_has_the_flag_of_the_load(row_invariant, monkeypatch, caplog):
     flags, op = set(), linear.quantized_linear

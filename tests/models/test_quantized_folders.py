@@ -235,6 +235,7 @@ def test_settings_are_found_where_tools_write_them(tmp_path, place):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_head_of_its_own_is_used_though_config_ties_it(tmp_path, name):
     """transformers does so with the plain folder."""

@@ -88,6 +88,7 @@ def qwen3_next():
     return load_unknown("qwen3_next")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_known_mixers_run_all_rows_in_one_call(kind, dtype, monkeypatch):
@@ -126,6 +127,7 @@ def test_prompts_are_cut_at_multiples_of_64(monkeypatch):
         assert calls == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skips", [False, True], ids=["one request", "several"])
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba2", "mamba", "lfm2"])
 def test_prompts_replay_graphs_of_their_number_of_tokens(kind, skips, monkeypatch):
@@ -167,6 +169,7 @@ def test_a_mixer_that_differs_with_five_launches_runs_its_own_forward(monkeypatc
     assert text == "itself with graphkit::causal_conv and graphkit::linear_scan"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["_delta_rule", "_convolve"])
 def test_a_mixer_that_differs_from_itself_runs_node_by_node(name, monkeypatch, caplog):
     own = getattr(scans, name)
@@ -186,6 +189,7 @@ def test_a_mixer_that_differs_from_itself_runs_node_by_node(name, monkeypatch, c
     assert generate(loaded, prompt_of(20)) == plain_text(loaded, prompt_of(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba2", "mamba", "lfm2"])
 def test_the_states_after_a_prompt_have_the_same_bits_in_any_chunks(kind):
     loaded = models.load(small_model(kind), device="cpu")
@@ -196,6 +200,7 @@ def test_the_states_after_a_prompt_have_the_same_bits_in_any_chunks(kind):
     assert texts[40] == texts[7] == texts[512]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba"])
 def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
     loaded = models.load(small_model(kind), device="cpu")
@@ -203,6 +208,7 @@ def test_a_prompt_of_several_chunks_gives_the_text_of_transformers(kind):
     assert generate(loaded, prompt, chunked_prefill_size=32) == plain_text(loaded, prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [512, 40])
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "lfm2", "mamba"])
 def test_prompts_of_any_lengths_together_give_the_text_of_transformers(kind, chunk):
@@ -220,6 +226,7 @@ def test_the_first_chunk_of_a_prompt_is_one_call(kind, monkeypatch):
     assert later == [(1, 20), *[(1, 1)] * 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["zamba", "mamba", "qwen3_next", "falcon_h1", "bamba"])
 def test_unknown_mixers_give_the_text_of_transformers(kind, dtype):
@@ -231,6 +238,7 @@ def test_unknown_mixers_give_the_text_of_transformers(kind, dtype):
         assert texts == [plain_text(loaded, prompt) for prompt in prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["v1", "v3"])
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "lfm2", "qwen3_next, unknown"])
 def test_rows_that_are_divided_change_no_text(kind, generation):

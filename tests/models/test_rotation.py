@@ -102,6 +102,7 @@ def test_a_later_position_does_not_change_the_rotation_of_others(loaded):
             assert torch.equal(got[:, :LIMIT], part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"algorithm": "NONE"}, {"num_steps": 3}, {"num_steps": 3, "topk": 2}],

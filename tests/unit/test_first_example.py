@@ -23,6 +23,7 @@ print(json.dumps(files))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["runner.replay(", "gk.capture("])
 def test_an_example_executes_few_files_and_lines(call):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -66,6 +67,7 @@ print(json.dumps(sorted(executed)))
 """
 
 
+@pytest.mark.slow
 def test_a_record_reaches_its_page_through_few_files():
     """Those whose functions run, and the files of the page itself."""
     record = README.parent / "tests" / "data" / "h200-capture.json"
@@ -85,6 +87,7 @@ model.engine(max_context_len=64).generate([[72]], gk.SamplingParams(max_new_toke
 """
 
 
+@pytest.mark.slow
 def test_a_plain_model_needs_no_draft_heads_and_no_quantised_or_recurrent_layers():
     pytest.importorskip("transformers")
     done = subprocess.run(

@@ -46,6 +46,7 @@ def test_a_program_without_graphs_is_not_locked(program, record_in_shell, here):
     assert not (here / "graphs.lock").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--every=2", "--find-fault", "--fail-on=error"])
 def test_options_of_an_audit_are_refused(program, record_in_shell, option):
     done = record_in_shell("--check", "graphs.lock", option, "--", program("print(1)"))

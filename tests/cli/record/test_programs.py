@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [("s.py",), ("-m", "s")])
 def test_a_program_behaves_as_under_plain_python(program, start, record_in_shell):
     program(PRINT_STATE)
@@ -56,6 +57,7 @@ def test_a_program_behaves_as_under_plain_python(program, start, record_in_shell
     assert done.stderr == plain.stderr + message
 
 
+@pytest.mark.slow
 def test_open_files_stay_open(program, record_in_shell):
     program("import os, sys; os.write(int(sys.argv[1]), b'through')")
     read, write = os.pipe()
@@ -65,6 +67,7 @@ def test_open_files_stay_open(program, record_in_shell):
     os.close(write)
 
 
+@pytest.mark.slow
 def test_a_recording_is_no_audit(program, record_in_shell, monkeypatch):
     """Graphs are recorded or audited: an exported variable does not replace the recording."""
     monkeypatch.setenv("GRAPHKIT_AUDIT", "report.json")

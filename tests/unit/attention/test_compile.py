@@ -108,6 +108,7 @@ def compiled(monkeypatch):
     return compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
     [
@@ -154,6 +155,7 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
     assert compiled == ["paged_attention_kernel", *joins]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

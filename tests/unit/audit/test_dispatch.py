@@ -191,6 +191,7 @@ def test_sizes_that_double_waste_little():
     assert found.batches == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "forwards", "missing"),
     [

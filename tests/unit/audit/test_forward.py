@@ -103,6 +103,7 @@ def overwriting(forward):
     return overwrite
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_write_is_found_in_every_mode(mode):
     """Draft steps run on positions that are no field of the batch."""

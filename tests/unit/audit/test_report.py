@@ -37,6 +37,7 @@ def test_representative_sizes_belong_to_the_target(largest, batch_sizes, expecte
     assert representative_sizes(target) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @every_mode
 def test_real_models_have_no_finding_in_any_mode(mode, topk):

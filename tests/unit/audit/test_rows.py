@@ -82,6 +82,7 @@ def test_exact_sums_have_equal_bits():
     assert int(verify.text.split()[0].replace(",", "")) > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("splits", "text"),
     [
@@ -163,6 +164,7 @@ def test_rows_of_packed_steps_are_compared_with_decode_rows(monkeypatch):
     assert packed["in 2 packed rows of requests [1]"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["self_attn.v_proj", "post_attention_layernorm"])
 def test_a_module_that_mixes_rows_of_packed_steps_is_named(path):
     target, steps = chains_target()

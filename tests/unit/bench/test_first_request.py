@@ -10,6 +10,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow
 def test_a_process_captures_and_waits_before_its_requests(bench, monkeypatch, capsys):
     threads = torch.get_num_threads()
     seen = []

@@ -11,6 +11,7 @@ import torch
 from graphkit.records import BenchReport
 
 
+@pytest.mark.slow
 def test_every_kind_is_measured_beside_torch(bench, tmp_path):
     out = tmp_path / "report.json"
     command = ["--rounds", "1", "--device", "cpu", "--rows", "1", "3", "--out", str(out)]

@@ -190,6 +190,7 @@ def test_variants_compute_the_same_but_for_their_rounding(bench):
     assert quantized_linear(x, blocks.numbers, blocks.scale).shape == (3, 192)
 
 
+@pytest.mark.slow
 @of("experts")
 @pytest.mark.parametrize("options", [[], ["--sweep"]])
 def test_experts_are_measured_over_the_bytes_of_those_that_are_chosen(

@@ -28,6 +28,7 @@ def cases(bench):
         yield [bench.case_of(target, made, live, seed) for live in range(1, 5) for seed in (0, 1)]
 
 
+@pytest.mark.slow
 def test_all_modes_replay_in_all_ways(bench, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "reference_target", lambda _device, topk: tiny_target(topk, 2))
     monkeypatch.setattr(bench, "READ_EVERY", 32)

@@ -18,6 +18,7 @@ def test_a_row_more_moves_what_is_kept_of_it(bench):
     assert four - one == 3 * 2 * 3 * (2 * kept + state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v2"])
 def test_the_experts_that_rows_choose_are_read_once(bench, kind, monkeypatch):
     monkeypatch.setattr(bench, "copy_bandwidth", lambda _: 1e3)  # a byte per millisecond

@@ -39,6 +39,7 @@ def linear_bytes(*modules):
         hook.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "topk"),
     [(name, topk) for name in ALGORITHMS for topk in (1, 2) if (name, topk) != ("DFLASH", 2)],

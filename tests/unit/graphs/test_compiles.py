@@ -67,6 +67,7 @@ def test_compiles_before_start_and_after_stop_are_not_noted():
     assert [found.shape[-2:] for found in watch.compiles] == ["64"]
 
 
+@pytest.mark.slow
 def test_an_engine_lists_compiles_after_its_capture():
     with gk.models.reference_engine(device="cpu", max_batch_size=2, batch_sizes=[2]) as engine:
         engine.capture()

@@ -32,6 +32,7 @@ def step(kind, mode):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", LAYERS)
 def test_a_step_has_one_operation_less_per_layer(mode):
     ops, results = step(TritonAttention, mode)

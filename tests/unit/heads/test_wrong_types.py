@@ -93,6 +93,7 @@ def test_a_dtype_is_one_that_models_compute_in(create, dtype):
     assert caught.value.field == "dtype"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [3, "sdpa", len, int, object, PagedAttention])
 @pytest.mark.parametrize("create", [PLAIN, reference_target], ids=["engine", "target"])
 def test_an_attention_is_a_class_of_backends(create, attention):
@@ -101,6 +102,7 @@ def test_an_attention_is_a_class_of_backends(create, attention):
     assert caught.value.field == "attention"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3.5, "8", 0, -1, True])
 @pytest.mark.parametrize(
     "create",

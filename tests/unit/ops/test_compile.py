@@ -152,6 +152,7 @@ compiles = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("name", MAKERS)
 def test_kernels_compile(name, monkeypatch):
@@ -193,6 +194,7 @@ def test_products_with_quantised_weights_compile(dtype, rows, monkeypatch):
         op.launch(op.arguments(*args))
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("capability", [80, 90])
 def test_numbers_of_four_bits_compile_for_each_capability(capability, monkeypatch):
@@ -485,6 +487,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @compiles
 def test_experts_that_follow_a_product_request_their_weight_before_they_wait(monkeypatch):
     monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
@@ -509,6 +512,7 @@ def test_experts_that_follow_a_product_request_their_weight_before_they_wait(mon
     assert seen == 18
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("decays", [1, 16], ids=["one decay", "a decay of each key"])
 def test_threads_that_share_a_sum_of_a_scan_add_the_same_products(decays, monkeypatch):
@@ -581,6 +585,7 @@ def test_attention_after_a_store_requests_older_keys_before_it_waits(
         assert paced not in events
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("is_timed", [False, True])
 @pytest.mark.parametrize("leaves_tokens", [False, True])

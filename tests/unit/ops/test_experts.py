@@ -132,6 +132,7 @@ def assert_products(got, expected, inputs):
         quantized_cases.assert_close(got[is_one], rows, inputs)
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("form", FORMATS)

@@ -54,6 +54,7 @@ def run(code, operands, dtype):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("pack", [2, 4])
 @pytest.mark.parametrize("zero", [None, 0, 7, 15])

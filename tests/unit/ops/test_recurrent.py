@@ -214,6 +214,7 @@ def wanted(case, states, request, row, tokens):
     return state.transpose(1, 2) if k.transposed else state, out
 
 
+@pytest.mark.slow
 @pytest.mark.sanitized
 @by_case
 @runs

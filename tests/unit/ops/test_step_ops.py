@@ -49,6 +49,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(processor_kernels, "PROGRAMS", 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("requests", [0, 1, 2, 7])
 def test_random_cases(name, requests):

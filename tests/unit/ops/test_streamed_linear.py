@@ -57,6 +57,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("product", "result"), CALLS, ids=str)
 def test_streamed_weights_match_the_reference(product, result, dtype, interpreted):
@@ -70,6 +71,7 @@ def test_streamed_weights_match_the_reference(product, result, dtype, interprete
         quantized_cases.assert_close(got, expected, 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "product",
     [
@@ -105,6 +107,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("product", PLAIN, ids=str)
 def test_streamed_weights_of_16_bits_match_the_reference(product, interpreted):
     op = OPS["linear"]

@@ -22,6 +22,7 @@ def target():
     return reference_target("cpu", max_batch_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_every_mode_is_predicted(target, mode):
     settings = {"batch_sizes": SIZES, "device": "cpu", "backend": gk.RecorderBackend()}

@@ -104,6 +104,7 @@ def check_speed(forward, batch, chance, steps):
     assert second >= 0.985 * max(fixed), [requests.drafted.count(each) for each in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", [0, 0.5, 1])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_no_length_is_faster(batch, chance):
@@ -139,6 +140,7 @@ def test_no_length_is_faster_anywhere(forward, batch, chance):
     check_speed(forward, batch, chance, 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [None, 1, 7, 40, 300])
 def test_what_drafts_cost_is_bounded_whatever_is_accepted(period):
     """Drafts are right and wrong in turns, or wrong as soon as there is credit for them."""
@@ -157,6 +159,7 @@ def test_what_drafts_cost_is_bounded_whatever_is_accepted(period):
     assert ledger[Ledger.STEP_TIME].item() == pytest.approx(spent)
 
 
+@pytest.mark.slow
 def test_wrong_drafts_are_rare_and_the_draft_model_stops_to_catch_up():
     requests = Requests([1.0, 1.3, 1.7, 1.5])
     requests.run(0.0, 600)

@@ -97,6 +97,7 @@ def test_a_recorded_process_observes_the_captures_of_torch(start, tmp_path):
     assert [path.name for path in (tmp_path / "graphs").iterdir()] == ["torch"]
 
 
+@pytest.mark.slow
 def test_audits_and_commands_need_no_transformers(start):
     """An audited program may have none, and its import takes seconds and writes to stderr."""
     start(
