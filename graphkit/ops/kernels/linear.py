@@ -32,7 +32,7 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     """Launch ``linear``, with ``choose_product`` by default."""
     x, weight = args.x, args.weight
     (rows, inputs), outputs = x.shape, len(weight)
-    # The sums of parts in float32 cost a prompt more time than the parts save.
+    # A prompt fills the device without a split of the inputs, and then writes no sums in float32.
     may_split = args.row_invariant or rows <= MOST_ROWS_IN_PARTS
     if product is None and weight.is_contiguous() and may_split:
         bits = 8 * weight.element_size()
