@@ -86,7 +86,7 @@ class SizeCapture:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 sizes = self._table.sizes[::-1]
                 runs = [partial(self._run, size) for size in self._sizes_of_kernels(sizes)]
-                is_warm = self._backend.compiles_kernels and not self._compile(runs)
+                is_warm = self._backend.compiles_kernels and self._compile(runs)
                 for size in sizes:
                     began = time.perf_counter()
                     # What the largest size has allocated serves the others.
@@ -123,11 +123,11 @@ class SizeCapture:
         finally:
             close_graphs(graphs.values())
 
-    def _compile(self, runs: Sequence[Callable[[], Any]]) -> int:
-        """Compile the kernels of runs in parallel; see ``compile_ahead``."""
+    def _compile(self, runs: Sequence[Callable[[], Any]]) -> bool:
+        """Compile the kernels of runs in parallel; return whether the first had a warm-up."""
         from graphkit.graphs.compiles import compile_ahead  # not needed on a CPU
 
-        return compile_ahead(self._backend, runs)
+        return runs[0] not in compile_ahead(self._backend, runs)
 
     def _sizes_of_kernels(self, sizes: Sequence[int]) -> Iterator[int]:
         """Yield the sizes, of descending ones, that need other kernels than the size before.

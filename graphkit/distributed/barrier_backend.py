@@ -205,9 +205,9 @@ class BarrierBackend:
         self._backend, self._group, self._settings = backend, group, settings
         self._group_no_loop_reason = no_loop_reason
         self._barrier = CaptureBarrier(group)
-        # Ranks find different kernels compiled, and would run a different number of functions.
-        self.compiles_kernels = False
         self.name, self.device, self.warm_ups = backend.name, backend.device, backend.warm_ups
+        self.compiles_kernels = backend.compiles_kernels
+        self.on_any_rank = self._barrier.on_any
         self.wait_for_replays = backend.wait_for_replays
         self.wait_for_device = backend.wait_for_device
         self.check_device = backend.check_device

@@ -105,6 +105,14 @@ class Backend(Protocol):
     warm_ups: int
     compiles_kernels: bool
 
+    def on_any_rank(self, value: bool) -> bool:
+        """Return whether a value is true on any rank that captures together with this one.
+
+        Raises:
+            CaptureFailure: A rank did not arrive.
+        """
+        ...
+
     @property
     def no_loop_reason(self) -> str:
         """Reason why ``loop`` is not available, or an empty string."""

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -168,32 +168,37 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     return observed
 
 
-def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> int:
+def compile_ahead(
+    backend: Backend, functions: Iterable[Callable[[], Any]]
+) -> Sequence[Callable[[], Any]]:
     """Run functions so that the kernels of their ops are compiled in parallel, and wait for them.
 
     Does nothing if ``backend.compiles_kernels`` is False. The functions run as in a warm-up, but
     ops whose kernels are not compiled are computed by torch; see ``KernelRequests``. Kernels of
     other code are compiled one after the other, as they are launched. Kernels in Triton's cache on
-    disk are loaded at once: if the first function needs no others, the rest is not run, and the
-    first has had a warm-up.
-
-    Nothing is raised. After a function that fails no other runs: a warm-up fails alike.
+    disk are loaded at once: if the first function needs no others on any rank, the rest is not run.
+    After a function that fails no other runs, and nothing is raised: a warm-up fails alike.
 
     Args:
         backend: Backend of the graphs that are captured next, in a session of it.
         functions: What to run. The first one is to need most of the kernels.
 
     Returns:
-        The number of kernels that were compiled.
+        The functions that a warm-up has to run: the first one if kernels were compiled, since only
+        memory of a run without compiles is what later runs need, and those that did not run.
+
+    Raises:
+        CaptureFailure: Another rank did not run the functions.
     """
+    functions = list(functions)
     if not backend.compiles_kernels:
-        return 0
+        return functions
     import triton
 
     if triton.runtime._async_compile.active_mode.get() is not None:
-        return 0  # of the program, which decides when to wait
+        return functions  # the mode is of the program, which decides when to wait
     began = time.perf_counter()
-    workers = len(os.sched_getaffinity(0))
+    workers, passed = len(os.sched_getaffinity(0)), 0
     with (
         ThreadPoolExecutor(workers, "graphkit-compile") as pool,
         _compiling(pool, backend.device) as compiled,
@@ -204,15 +209,16 @@ def compile_ahead(backend: Backend, functions: Iterable[Callable[[], Any]]) -> i
             except CaptureFailure as failure:
                 logger.debug("A pass that compiles kernels failed: %s", failure)
                 break
-            if not compiled:
-                break
+            if not backend.on_any_rank(bool(compiled)):
+                return functions[1:]
+            passed += 1
         requested = time.perf_counter()
     if compiled:
         logger.info(
             "Compiled %d kernels in %.1f s, %.1f s of it after the last request.",
             len(compiled), time.perf_counter() - began, time.perf_counter() - requested,
         )  # fmt: skip
-    return len(compiled)
+    return functions[:1] + functions[max(passed, 1) :]
 
 
 @contextmanager

@@ -87,6 +87,10 @@ class CudaBackend:
         self.wait_for_replays = self.pool.wait_for_replays
         self._executable_bytes_per_node = 0.0
 
+    def on_any_rank(self, value: bool) -> bool:
+        """Return the value: a ``RankGroup`` wraps this backend for several ranks."""
+        return value
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """Select the device and disable the garbage collector; restore everything after.

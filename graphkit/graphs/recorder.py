@@ -64,6 +64,10 @@ class RecorderBackend:
         self.device = torch.device("cpu")
         self._pool, self._queue = OutputPool(), LoopQueue()
 
+    def on_any_rank(self, value: bool) -> bool:
+        """Return the value: a ``RankGroup`` wraps this backend for several ranks."""
+        return value
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """Complete running loops, and restore the CPU's random generator when the block ends."""

@@ -26,6 +26,7 @@ OF_TWO = (
     scenarios.run_different_modes,
     scenarios.check_the_same_batch,
     scenarios.capture_every_mode,
+    scenarios.compile_kernels_of_one_rank,
     scenarios.step_together,
     scenarios.preempt_and_adapt_together,
     scenarios.choose_lengths_by_the_same_times,

@@ -15,7 +15,7 @@ from engine_runs import each_generation, finish
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.attention import TritonAttention
 from graphkit.engine.step.admission import warm_up_chunks
-from graphkit.engine.step.pad_steps import warm_up, warm_up_steps
+from graphkit.engine.step.pad_steps import warm_up_steps
 from graphkit.errors import CaptureError
 from graphkit.models import random_model
 from graphkit.ops.kernels.step_state import begin_step_kernel
@@ -73,19 +73,6 @@ def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
     with pytest.raises(CaptureError, match="an odd number"):
         engine.capture()
     assert {runner.status for runner in engine.runners} == {"planned"}
-
-
-@pytest.mark.parametrize(("compiled", "expected"), [(0, [0, 1, 2]), (3, [0, 0, 1, 2])])
-def test_a_pass_that_compiles_nothing_is_a_warm_up(make_engine, monkeypatch, compiled, expected):
-    def compile_first(backend, functions):
-        functions[0]()
-        return compiled
-
-    monkeypatch.setattr("graphkit.engine.step.pad_steps.compile_ahead", compile_first)
-    engine, runs = make_engine(batch_sizes=[2], generation="v2"), []
-    backend = engine.runners[0].capturing_backend()
-    warm_up(engine._spec_step, backend, [partial(runs.append, number) for number in range(3)])
-    assert runs == expected
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 
@@ -247,6 +248,30 @@ def capture_every_mode():
             assert group.idle() is mode
         assert made.stats.replays_by_size == {2: 2}
         made.close()
+
+
+class CompilingBackend(gk.RecorderBackend):
+    compiles_kernels = True
+
+
+def compile_kernels_of_one_rank():
+    """A rank that has all kernels runs the same functions as one that compiles some."""
+    group, runs = rank_group(), []
+
+    def forward(inputs):
+        runs.append(inputs.batch_size)
+        return step(inputs)
+
+    for compiled in ({"kernel"} if is_rank(0) else set(), set()):
+        with pytest.MonkeyPatch.context() as patch:
+            path = "graphkit.graphs.compiles._compiling"
+            patch.setattr(path, lambda *_, keys=compiled: nullcontext(keys))
+            captured(group, forward, backend=CompilingBackend())
+        counted = [None] * group.size
+        dist.all_gather_object(counted, runs)
+        assert counted[0] == counted[1]
+    sizes = [4, 4, 2, 2, 1, 1]  # a warm-up and a capture each
+    assert runs == [4, 2, 1, *sizes, 4, *sizes]
 
 
 class SharedTable(TableForward):

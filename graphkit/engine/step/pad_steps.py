@@ -19,8 +19,7 @@ from graphkit.runners.capture import capture_error
 def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], object]]) -> None:
     """Run functions without a graph, so that what they need exists and is compiled.
 
-    Kernels are compiled in parallel. If there were any, the first function runs again after that,
-    and in any case those run that the pass over all did not reach.
+    Kernels are compiled in parallel; see ``compile_ahead``.
 
     Args:
         step: The step that they are parts of.
@@ -30,18 +29,9 @@ def warm_up(step: SpecStep, backend: Backend, functions: Iterable[Callable[[], o
     Raises:
         CaptureError: A function raised an exception.
     """
-    functions, passed = [*functions], list[Callable[[], object]]()
-
-    def run(function: Callable[[], object]) -> None:
-        function()
-        passed.append(function)
-
     try:
         with backend.session(), torch.no_grad():
-            compiled = compile_ahead(backend, [partial(run, function) for function in functions])
-            # Without a compile, what has run was a warm-up.
-            again = functions[:1] if compiled and passed else []
-            for function in [*again, *functions[len(passed) :]]:
+            for function in compile_ahead(backend, functions):
                 backend.warm_up(function)
     except CaptureFailure as failure:
         raise capture_error(step.verifier.runner.mode, 1, failure) from failure.__cause__
