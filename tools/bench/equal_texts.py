@@ -2,11 +2,14 @@
 
 Half of the requests are greedy and half are sampled with seeds. Tokens and the bits of their
 log-probabilities are compared with those of plain decoding, one request at a time. Settings differ
-in the batch, the drafts, the generation and the chunks of prompts.
+in the drafter, the drafts, the batch, the generation and the chunks of prompts. Random heads draft
+for a model of random weights, and all trained ones for the reference model.
 
     python tools/bench/equal_texts.py --texts 40 --out tools/bench/results/equal_texts.json
+    python tools/bench/equal_texts.py --texts 40 --shape reference
 
-``results/equal_texts.json`` joins the reports of three formats (``--quantize``).
+``results/equal_texts.json`` joins the reports of three formats (``--quantize``) and of the
+reference model.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from timing import show
 from graphkit.engine.step import SamplingParams
 from graphkit.graphs import environment, resolve_device
 from graphkit.models import TransformersModel, random_model
+from graphkit.models.reference import reference_model
+from graphkit.models.shapes import ALGORITHMS
 from graphkit.records import BenchReport, Measure
 
 LLAMA_1B = {
@@ -43,7 +48,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "plain, batch 32": {"algorithm": "NONE", "max_batch_size": 32},
     "plain, batch 8, v1": {"algorithm": "NONE", "generation": "v1"},
     "plain, batch 8, chunks of 64": {"algorithm": "NONE", "chunked_prefill_size": 64},
-    "plain, batch 8, preempted": {"algorithm": "NONE", "kv_slots": 1024},
+    "plain, batch 8, chunks of 8192": {"algorithm": "NONE", "chunked_prefill_size": 8192},
+    "plain, batch 8, preempted": {"algorithm": "NONE", "kv_slots": 1.05},
     "NGRAM, 3 drafts, batch 1": {"algorithm": "NGRAM", "num_steps": 3, "max_batch_size": 1},
     "NGRAM, 15 drafts, batch 8": {"algorithm": "NGRAM", "num_steps": 15},
     "NGRAM, tree of 16, batch 4": {
@@ -55,7 +61,26 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "num_steps": 3, "topk": 2, "num_draft_tokens": 8, "max_batch_size": 32,
     },
     "EAGLE, 3 drafts, batch 8, v2": {"num_steps": 3, "generation": "v2"},
+    "EAGLE, chosen drafts, batch 64": {"max_batch_size": 64},
+    "EAGLE, 1 or 4 drafts, batch 8, v2": {"num_steps": (1, 4), "generation": "v2"},
+    "EAGLE3, 5 drafts, batch 64": {"algorithm": "EAGLE3", "num_steps": 5, "max_batch_size": 64},
+    "EAGLE3, tree of 16, batch 8, v1": {
+        "algorithm": "EAGLE3", "num_steps": 4, "topk": 4, "num_draft_tokens": 16,
+        "generation": "v1",
+    },
+    "DFLASH, batch 16": {"algorithm": "DFLASH", "max_batch_size": 16},
+    "MTP, 3 drafts, batch 16": {
+        "algorithm": "MULTI_LAYER_EAGLE", "num_steps": 3, "max_batch_size": 16,
+    },
+    "STANDALONE, 3 drafts, batch 8": {"algorithm": "STANDALONE", "num_steps": 3},
+    "STANDALONE, tree of 8, batch 16": {
+        "algorithm": "STANDALONE", "num_steps": 3, "topk": 2, "num_draft_tokens": 8,
+        "max_batch_size": 16,
+    },
 }  # fmt: skip
+"""Settings of engines. The drafter is EAGLE by default; ``kv_slots`` counts longest requests."""
+REFERENCE = "reference"
+LONG_PROMPT = 6000
 Text = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens of a request and their log-probabilities."""
 
@@ -69,10 +94,13 @@ def llama_1b() -> Iterator[Path]:
         yield file
 
 
-def prompts(count: int, vocab_size: int) -> list[list[int]]:
-    """Return random prompts of 4 to 300 tokens. Some repeat themselves, so that n-grams match."""
+def prompts(count: int, vocab_size: int, longest: int) -> list[list[int]]:
+    """Return random prompts of 4 to 300 tokens, and one in ten of up to ``longest``.
+
+    Some repeat themselves, so that n-grams match.
+    """
     draw = random.Random(0)
-    lengths = [draw.randint(4, 300) for _ in range(count)]
+    lengths = [draw.randint(4, 300 if number % 10 else longest) for number in range(count)]
     texts = [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
     return [text if number % 3 else (text[:17] * 9)[:150] for number, text in enumerate(texts)]
 
@@ -81,30 +109,52 @@ def texts(
     model: TransformersModel, count: int, tokens: int, setting: Mapping[str, Any], *, captures: bool
 ) -> list[Text]:
     """Return the texts of an engine with a setting."""
-    options = {"max_batch_size": 8, "max_context_len": 512 + tokens}
-    with model.engine(**(options | dict(setting))) as engine:
+    config = model.model.config
+    context = min(LONG_PROMPT + tokens + 64, config.max_position_embeddings)
+    options: dict[str, Any] = {"max_batch_size": 8, "max_context_len": context}
+    options |= setting
+    if "kv_slots" in setting:
+        options["kv_slots"] = int(setting["kv_slots"] * context)
+    with model.engine(**options) as engine:
         if captures:
             engine.capture()
         sampled = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
         requests = []
-        for number, prompt in enumerate(prompts(count, model.model.config.vocab_size)):
+        longest = context - tokens - 64
+        for number, prompt in enumerate(prompts(count, config.vocab_size, longest)):
             filters = sampled if number % 2 else {}
             sampling = SamplingParams(max_new_tokens=tokens, logprobs=True, seed=number, **filters)
             requests.append(engine.submit(prompt, sampling))
         while not all(request.finish_reason for request in requests):
             engine.step()
+        if "kv_slots" in setting and not engine.stats.preemptions:
+            raise RuntimeError("no request was preempted: take more texts")
     return [(tuple(request.output_ids), tuple(request.logprobs)) for request in requests]
 
 
-def measures(expected: Sequence[Text], found: Mapping[str, Sequence[Text]]) -> Iterator[Measure]:
+def measures(pairs: Sequence[tuple[Text, Text]], **cell: str) -> Iterator[Measure]:
     """Yield how many texts, and how many texts with their log-probabilities, are equal."""
-    for setting, own in found.items():
-        pairs = list(zip(expected, own, strict=True))
-        tokens = sum(one[0] == other[0] for one, other in pairs)
-        unit = f"of {len(pairs)}"
-        yield Measure(name="equal texts", value=tokens, unit=unit, variant=setting)
-        bits = sum(one == other for one, other in pairs)
-        yield Measure(name="equal log-probabilities", value=bits, unit=unit, variant=setting)
+    unit = f"of {len(pairs)}"
+    tokens = sum(one[0] == other[0] for one, other in pairs)
+    yield Measure(name="equal texts", value=tokens, unit=unit, **cell)
+    bits = sum(one == other for one, other in pairs)
+    yield Measure(name="equal log-probabilities", value=bits, unit=unit, **cell)
+
+
+def models(
+    shape: str | Path, names: Sequence[str], **options: Any
+) -> Iterator[tuple[TransformersModel, list[str]]]:
+    """Yield models whose drafters are those of settings, and the names of the settings."""
+    algorithms = {name: SETTINGS[name].get("algorithm", "EAGLE") for name in names}
+    by_drafter: dict[str, list[str]] = {}
+    for name, algorithm in algorithms.items():
+        drafter = "EAGLE" if algorithm in ("NONE", "NGRAM") else algorithm
+        by_drafter.setdefault(drafter, []).append(name)
+    for drafter, own in by_drafter.items():
+        if shape == REFERENCE:
+            yield reference_model(drafter, **options), own
+        elif drafter in ALGORITHMS:
+            yield random_model(shape, drafter, **options), own
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,7 +162,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_out(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
-    parser.add_argument("--shape", help="as for graphkit bench (that of Llama-3.2-1B)")
+    parser.add_argument(
+        "--shape", help=f"as for graphkit bench, or {REFERENCE} (that of Llama-3.2-1B)"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="data type of the model (bfloat16)")
     parser.add_argument("--quantize", help="fp8 or int4")
     parser.add_argument("--texts", type=int, default=32, help="number of requests (32)")
@@ -121,28 +173,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eager", action="store_true", help="run without graphs")
     options = parser.parse_args(argv)
     device = resolve_device(options.device)
+    size, found = (options.texts, options.tokens), list[Measure]()
+    is_equal, captures = True, not options.eager
+    cell = f"{options.shape or 'llama-1b'}, {options.quantize or options.dtype}"
     with llama_1b() as file:
-        model = random_model(
-            options.shape or file, device=device, dtype=getattr(torch, options.dtype),
-            quantize=options.quantize, row_invariant=True,
-        )  # fmt: skip
-    size = (options.texts, options.tokens)
-    expected = texts(model, *size, PLAIN, captures=not options.eager)
-    found = {}
-    for name in options.only:
-        found[name] = texts(model, *size, SETTINGS[name], captures=not options.eager)
-        sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, found[name]))} equal\n")
+        for model, names in models(
+            options.shape or file, options.only, device=device,
+            dtype=getattr(torch, options.dtype), quantize=options.quantize, row_invariant=True,
+        ):  # fmt: skip
+            expected = texts(model, *size, PLAIN, captures=captures)
+            for name in names:
+                own = texts(model, *size, SETTINGS[name], captures=captures)
+                pairs = list(zip(expected, own, strict=True))
+                found += measures(pairs, variant=name, setting=cell)
+                is_equal &= own == expected
+                sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, own))} equal\n")
     report = BenchReport(
         name="texts that are those of plain decoding at batch 1",
         environment=environment(device),
-        settings={
-            "shape": options.shape or "llama-1b", "dtype": options.dtype,
-            "quantize": options.quantize or "none", "new tokens": options.tokens,
-        },
-        measures=tuple(measures(expected, found)),
-    )  # fmt: skip
+        settings={"texts": options.texts, "new tokens": options.tokens},
+        measures=tuple(found),
+    )
     show(report, options.out)
-    return int(any(list(own) != expected for own in found.values()))
+    return int(not is_equal)
 
 
 if __name__ == "__main__":
