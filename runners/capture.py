@@ -195,9 +195,8 @@ class SizeCapture:
 
 def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -> CaptureError:
     """Return the error of a failed capture, with the rank that failed if ranks capture together."""
-    rank = getattr(failure, "rank", None)
     advice = advice_at(failure.cause, failure.where)
-    return CaptureError(mode.name, batch_size, failure.cause, failure.where, rank, advice)
+    return CaptureError(mode.name, batch_size, failure.cause, failure.where, failure.rank, advice)
 
 
 def mode_record(step: Step[Any], sizes: Sequence[SizeRecord], eager_reason: str) -> ModeRecord:

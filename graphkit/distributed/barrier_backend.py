@@ -34,6 +34,8 @@ ResultT = TypeVar("ResultT")
 class RankFailure(CaptureFailure):
     """A failed capture of one rank, raised on all ranks; ``rank`` is that rank, if it is known."""
 
+    is_shared = True
+
     def __init__(self, cause: CaptureCause, where: str, rank: int | None) -> None:
         super().__init__(cause, where)
         self.rank = rank

@@ -228,7 +228,7 @@ class SpeculativeEngine:
             host_objects(self._forward).check_weights(self.device)
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
-            self._admission.warm_up(self.runners[0].capturing_backend())
+            self._admission.capture(self.runners[0].capturing_backend())
         for runner in planned:
             progress(f"capturing {runner.label}")
             runner.capture()

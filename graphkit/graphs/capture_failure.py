@@ -48,7 +48,15 @@ _DISPATCH = str(Path(__file__).parent)
 
 
 class CaptureFailure(Exception):  # noqa: N818 - becomes a CaptureError once mode and size are known
-    """A failed capture, with the ``cause`` and ``where`` of the runner's ``CaptureError``."""
+    """A failed capture, with the ``cause`` and ``where`` of the runner's ``CaptureError``.
+
+    Attributes:
+        is_shared: Whether all ranks that capture together raise it.
+        rank: The rank that failed, if it is known.
+    """
+
+    is_shared = False
+    rank: int | None = None
 
     def __init__(self, cause: CaptureCause, where: str) -> None:
         super().__init__(cause.describe(where))

@@ -177,7 +177,7 @@ def compile_ahead(
     ops whose kernels are not compiled are computed by torch; see ``KernelRequests``. Kernels of
     other code are compiled one after the other, as they are launched. Kernels in Triton's cache on
     disk are loaded at once: if the first function needs no others on any rank, the rest is not run.
-    After a function that fails no other runs, and nothing is raised: a warm-up fails alike.
+    After a function that fails on one device no other runs: a warm-up fails alike.
 
     Args:
         backend: Backend of the graphs that are captured next, in a session of it.
@@ -188,7 +188,7 @@ def compile_ahead(
         memory of a run without compiles is what later runs need, and those that did not run.
 
     Raises:
-        CaptureFailure: Another rank did not run the functions.
+        CaptureFailure: A function failed on one of several ranks, or a rank did not run it.
     """
     functions = list(functions)
     if not backend.compiles_kernels:
@@ -207,6 +207,8 @@ def compile_ahead(
             try:
                 backend.warm_up(function)
             except CaptureFailure as failure:
+                if failure.is_shared:  # collectives without partners have ended the ranks' group
+                    raise
                 logger.debug("A pass that compiles kernels failed: %s", failure)
                 break
             if not backend.on_any_rank(bool(compiled)):

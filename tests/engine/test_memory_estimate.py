@@ -17,6 +17,7 @@ CASES = [
     pytest.param("NGRAM", {"num_steps": (0, 2)}, id="adaptive n-grams"),
     pytest.param("MULTI_LAYER_EAGLE", {}, id="layers"),
     pytest.param("NONE", {}, id="no drafts"),
+    pytest.param("NONE", {"prefill_sizes": [4, 8, 12, 16, 20]}, id="prompts"),
 ]
 every_case = pytest.mark.parametrize(("algorithm", "options"), CASES)
 every_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])

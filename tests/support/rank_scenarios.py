@@ -272,6 +272,17 @@ def compile_kernels_of_one_rank():
         assert counted[0] == counted[1]
     sizes = [4, 4, 2, 2, 1, 1]  # a warm-up and a capture each
     assert runs == [4, 2, 1, *sizes, 4, *sizes]
+    runs.clear()
+
+    def failing(inputs):
+        runs.append(inputs.batch_size)
+        if is_rank(1):
+            raise ValueError("no weights on this rank")
+        return gk.ForwardOutput(next_token_logits=torch.zeros(inputs.num_tokens, 8))
+
+    capture = runner(group, failing, backend=CompilingBackend()).capture
+    raises(gk.CaptureError, capture, "on rank 1", "no weights")
+    assert len(runs) == 1, "NCCL ends the group with the first failure"
 
 
 class SharedTable(TableForward):

@@ -49,7 +49,7 @@ class Admission:
         most_beside = LEAST_BESIDE if self._is_default_size else self._chunk_size
         self._chunk_beside = min(self._chunk_size, most_beside)
         self._context_limit = context_limit
-        self._compares_attention = options.check is not False
+        self._compares_attention, self._is_warm = options.check is not False, False
         self._is_recurrent = spec_step.verifier.recurrent_state is not None
         self._packs = all(runner.step.packs_rows for runner in spec_step.runners)
 
@@ -144,8 +144,26 @@ class Admission:
             prompt.done += count
         return report
 
+    def capture(self, backend: Backend) -> None:
+        """Warm up, and capture the forwards of prompts.
+
+        Args:
+            backend: Backend of the graphs that are captured next.
+
+        Raises:
+            AttentionError, CaptureError: See ``warm_up``.
+        """
+        self.warm_up(backend)
+        if (prompts := self._step.prompts) is not None:
+            prompts.capture_if_possible()
+            if self._is_default_size and backend.device.type == "cuda":
+                most = prompts.tokens_within(LONGEST_WAIT)
+                self._chunk_beside = max(self._chunk_beside, most)
+
     def warm_up(self, backend: Backend) -> None:
         """Prefill pads of row 0, so that all state exists and the kernels of prompts are compiled.
+
+        Does nothing after the first call.
 
         Args:
             backend: Backend of the graphs that are captured next.
@@ -154,6 +172,8 @@ class Admission:
             AttentionError: See ``Runner.capture``.
             CaptureError: A forward raised an exception.
         """
+        if self._is_warm:
+            return
         self._check_attention()
         sizes = self._step.context.sizes
         # A prompt leaves room for a token, which a draft model may process with it.
@@ -167,11 +187,7 @@ class Admission:
         ones = [lengths for lengths in batches if set(lengths) == {1}]
         runs += [partial(self._run_pads, lengths, is_greedy=False) for lengths in ones]
         warm_up(self._step, backend, runs)
-        if (prompts := self._step.prompts) is not None:
-            prompts.capture_if_possible()
-            if self._is_default_size and backend.device.type == "cuda":
-                most = prompts.tokens_within(LONGEST_WAIT)
-                self._chunk_beside = max(self._chunk_beside, most)
+        self._is_warm = True
 
     def close(self) -> None:
         """Close the graphs of prompts."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from graphkit.engine.step.packed_rows import PackedInputs
 from graphkit.engine.step.prefill_batch import PrefillBatch
 from graphkit.engine.step.verifier import Verifier
 from graphkit.errors import CaptureError
+from graphkit.records import ModeRecord
 from graphkit.runners import ForwardOutput, Output, Runner, StepRunner, declare_output
+from graphkit.runners.capture import mode_record
 
 MOST_REQUESTS = 8
 """Most requests of a captured prefill. Attention has a program for each tile of all tokens of each
@@ -109,6 +112,16 @@ class PromptRunner(StepRunner[PackedInputs, PromptOutput]):
             self.capture()
         except CaptureError as error:
             logger.warning("Prompts run without graphs: %s", error)
+
+    @contextmanager
+    def trial_capture(self) -> Iterator[ModeRecord]:
+        """See ``Runner.trial_capture``; no size of a forward that cannot be captured."""
+        with ExitStack() as trial:
+            try:
+                mode = trial.enter_context(super().trial_capture())
+            except CaptureError as error:
+                mode = mode_record(self.step, (), str(error))
+            yield mode
 
     def tokens_within(self, microseconds: float) -> int:
         """Return the most tokens whose graph runs in a time, or 0 without such a graph.

@@ -267,7 +267,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if self.status != "planned":
             return super().capture()  # raises
-        self._requests.admission.warm_up(self.capturing_backend())
+        self._requests.admission.capture(self.capturing_backend())
         if self.no_loop_reason:
             logger.warning("%s runs no device loops: %s.", self.mode.name, self.no_loop_reason)
         else:
