@@ -8,7 +8,7 @@ and every row is compared with that of its node.
     python tools/bench/equal_rows.py --out tools/bench/results/equal_rows.json
     python tools/bench/equal_rows.py --shape config.json --quantize fp8 --kv-dtype fp8
 
-``results/equal_rows.json`` joins thirteen such reports. A variant is a model and a format; the
+``results/equal_rows.json`` joins fourteen such reports. A variant is a model and a format; the
 models but the first have the sizes of ``served_shapes.py`` and fewer layers, and most of them a
 vocabulary of 32,768 tokens.
 """

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report_file import add_out
+from report_file import add_out, write_report
 from timing import show
 
 from graphkit.engine.step import SamplingParams
@@ -175,6 +175,15 @@ def main(argv: list[str] | None = None) -> int:
     device = resolve_device(options.device)
     size, found = (options.texts, options.tokens), list[Measure]()
     is_equal, captures = True, not options.eager
+
+    def report() -> BenchReport:
+        return BenchReport(
+            name="texts that are those of plain decoding at batch 1",
+            environment=environment(device),
+            settings={"texts": options.texts, "new tokens": options.tokens},
+            measures=tuple(found),
+        )
+
     cell = f"{options.shape or 'llama-1b'}, {options.quantize or options.dtype}"
     with llama_1b() as file:
         for model, names in models(
@@ -188,13 +197,8 @@ def main(argv: list[str] | None = None) -> int:
                 found += measures(pairs, variant=name, setting=cell)
                 is_equal &= own == expected
                 sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, own))} equal\n")
-    report = BenchReport(
-        name="texts that are those of plain decoding at batch 1",
-        environment=environment(device),
-        settings={"texts": options.texts, "new tokens": options.tokens},
-        measures=tuple(found),
-    )
-    show(report, options.out)
+                write_report(report(), options.out)  # a later setting may be interrupted
+    show(report(), options.out)
     return int(not is_equal)
 
 

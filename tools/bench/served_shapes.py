@@ -157,7 +157,11 @@ def steps(
 def captured_verifier(
     loaded: TransformersModel, batch: int, rows: int
 ) -> Iterator[tuple[Verifier, Any]]:
-    """Capture the verifier of a full batch with so many rows per request; yield it with inputs."""
+    """Capture the verifier of a full batch with so many rows per request; yield it with inputs.
+
+    Requests have contexts of their own, of random keys, values and states. With one context, rows
+    would become alike and choose the same experts.
+    """
     spec: dict[str, Any] = {"algorithm": "NONE"}
     if rows > 1:
         spec = {"algorithm": "NGRAM", "num_steps": rows - 1}
@@ -166,6 +170,11 @@ def captured_verifier(
     ) as engine:
         verifier = engine._spec_step.verifier
         verifier.runner.capture()
+        table = engine._spec_step.context.req_to_token
+        table[1:] = torch.arange(table[1:].numel(), dtype=table.dtype).view_as(table[1:])
+        for state in engine._spec_step.tensors().values():
+            if state.is_floating_point():
+                state.normal_(std=0.5)
         yield verifier, verifier.runner.sample_batch(batch, seed=0)
 
 

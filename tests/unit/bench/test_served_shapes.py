@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphkit.models import load
+from graphkit.models.experts import counting_experts, experts_of
 from small_models import small_model
 
 
@@ -40,6 +41,20 @@ def test_the_experts_that_rows_choose_are_read_once(bench, kind, monkeypatch):
     assert experts[1] == pytest.approx(held * chosen / count)
     assert experts[1] <= experts[4] <= experts[64] <= held * (1 + 1e-9)
     assert experts[1] < experts[64]
+
+
+def test_requests_choose_different_experts(bench):
+    """Expected of 8 random rows are 3.9 times as many as of one."""
+    loaded = load(small_model("qwen3_moe", num_local_experts=32), device="cpu")
+    experts, chosen = experts_of(loaded.model), []
+    for batch in (1, 8):
+        with (
+            counting_experts(experts) as counted,
+            bench.captured_verifier(loaded, batch, 1) as (verifier, inputs),
+        ):
+            verifier.runner.replay(inputs)
+            chosen.append(counted())
+    assert chosen[1] > 3 * chosen[0]
 
 
 @pytest.mark.parametrize("start", ["gpt", "Deep", "Mamba"])
