@@ -240,8 +240,9 @@ class ProgramAudit:
         self, followed: FollowedGraph, graph: Any, replay: Replay, is_changed: bool
     ) -> None:
         device, known = self.current_device(), registration_of(graph)
+        lockstep = self._rank_keys.lockstep(followed) if device.num_ranks() > 1 else None
         repeated = ForeignGraph(
-            device, followed, graph, lambda: replay(graph), self._options, known
+            device, followed, graph, lambda: replay(graph), self._options, known, lockstep
         )
 
         def is_checked(audit: Audit, run: Callable[[Check], None]) -> bool:
@@ -263,7 +264,9 @@ class ProgramAudit:
                         # A graph with another number differs from its body for that reason.
                         if not (is_changed and audit is Audit.SHADOW):
                             is_checked(audit, run)
+                        repeated.end_audit()
                     is_checked(Audit.POOL_POISON, repeated.search)
+                    repeated.end_audit()
                 is_checked(Audit.POOL_POISON, repeated.restore)
         finally:
             with suppress(Exception):
