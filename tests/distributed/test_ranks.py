@@ -21,6 +21,7 @@ OF_TWO = (
     audits.check_together,
     audits.check_rank_0_with_others,
     audits.check_right_ranks,
+    audits.check_with_a_rank_that_cannot,
     audits.check_without_a_rank,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,

@@ -104,6 +104,19 @@ def check_right_ranks():
     check_together(2)
 
 
+def check_with_a_rank_that_cannot():
+    """No rank waits for one that has no memory for the check."""
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(frame.RecorderDevice, "free_bytes", lambda _: 0)
+        report = audited(REGISTERED % 2, "registered")
+    assert time.monotonic() - began < lockstep.WAIT_S / 2
+    (text,) = {check.text for check in report.checks if check.audit == "pool-poison"}
+    assert text.startswith("not checked: ")
+    assert ("rank 1 cannot" in text) == (dist.get_rank() == 0)
+
+
 def check_without_a_rank():
     """A rank waits once for one that replays nothing, and its program goes on."""
     began = time.monotonic()

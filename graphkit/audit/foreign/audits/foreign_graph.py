@@ -10,8 +10,8 @@ memory and all random numbers are as the program's own replay left them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -96,13 +96,6 @@ class ForeignGraph(ReplayableGraph):
         Raises:
             NotChecked: The replay cannot be repeated, or the check would take too much memory.
         """
-        with self._leaving():
-            self._prepare()
-        if self._lockstep is not None:
-            has_body = self.known is not None and self.known.body is not None
-            self._lockstep.meet(f"the check {'with' if has_body else 'without'} a body")
-
-    def _prepare(self) -> None:
         device, followed = self._device, self.followed
         in_lockstep = self._lockstep is not None
         reason = refusal(followed.record, device.num_ranks(), in_lockstep=in_lockstep)
@@ -119,6 +112,8 @@ class ForeignGraph(ReplayableGraph):
             self._checked = checked_memory(device, followed, limit)
             self._memory = self._checked.watched
         self._before_random = device.random_states(followed.generators)
+        has_body = self.known is not None and self.known.body is not None
+        self.meet("its check with a body" if has_body else "its check")
 
     def begin(self) -> None:
         """Note what the program's replay has written.
@@ -126,10 +121,6 @@ class ForeignGraph(ReplayableGraph):
         Raises:
             NotChecked: It wrote more than may be copied.
         """
-        with self._leaving():
-            self._begin()
-
-    def _begin(self) -> None:
         device, checked = self._device, self._checked
         device.synchronize()
         self._after_random = device.random_states(self.followed.generators)
@@ -145,7 +136,7 @@ class ForeignGraph(ReplayableGraph):
         self.memory = PoolMemory(scratch, checked.mapped if scratch else ())
 
     def close(self) -> None:
-        """Free the copies, when all ranks have restored their memory."""
+        """Free the copies, when all ranks have restored their memory or one has left the check."""
         if hasattr(self, "memory"):
             self.end_audit()
         elif self._lockstep is not None:
@@ -213,16 +204,6 @@ class ForeignGraph(ReplayableGraph):
         """Wait until all ranks are about to run the same; see ``Lockstep.meet``."""
         if self._lockstep is not None:
             self._lockstep.meet(wanted)
-
-    @contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """Let the other ranks not wait for this one if the block cannot prepare the check."""
-        try:
-            yield
-        except Exception as error:
-            if self._lockstep is not None:
-                self._lockstep.leave(str(error))
-            raise
 
     def end_audit(self) -> None:
         """Run what other ranks repeat, until all have ended an audit of this replay."""

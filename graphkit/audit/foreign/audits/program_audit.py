@@ -256,6 +256,8 @@ class ProgramAudit:
 
         try:
             is_prepared = is_checked(Audit.POOL_POISON, lambda _check: repeated.prepare())
+            if not is_prepared:
+                repeated.close()  # before the other ranks wait for this one
             replay(graph)
             # ``prepare`` has waited for all earlier work.
             if is_prepared and is_checked(Audit.POOL_POISON, refuse_failed):
