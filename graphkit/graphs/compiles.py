@@ -184,8 +184,8 @@ def compile_ahead(
         functions: What to run. The first one is to need most of the kernels.
 
     Returns:
-        The functions that a warm-up has to run: the first one if kernels were compiled, since only
-        memory of a run without compiles is what later runs need, and those that did not run.
+        The functions that need a warm-up: those that did not run, and the first one if kernels were
+        compiled, which ran in part by torch.
 
     Raises:
         CaptureFailure: A function failed on one of several ranks, or a rank did not run it.

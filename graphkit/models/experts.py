@@ -74,7 +74,7 @@ def experts(
     if hidden_states.is_cuda and len(hidden_states) > SEARCHED_ROWS:
         order, ends = group_by_expert(top_k_index, count, slots)
 
-    is_alone = is_row_invariant(module)
+    row_invariant = is_row_invariant(module)
 
     def products(x: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         held, bias = getattr(module, name), getattr(module, f"{name}_bias", None)
@@ -87,7 +87,7 @@ def experts(
             weight = held.transpose(1, 2) if module.is_transposed else held
         return expert_linear(
             x, top_k_index, weight, scale, zero_point, bias, slots, order, ends,
-            row_invariant=is_alone, **options,
+            row_invariant=row_invariant, **options,
         )  # fmt: skip
 
     gate = vars(module).get(_GATE)

@@ -245,10 +245,9 @@ class ForeignGraph(ReplayableGraph):
         followed = self.followed
         needed = REPETITIONS * self._replay_seconds
         left = self.deadline - time.perf_counter()
-        if followed.replays > 1 or not followed.record.nodes or needed > left:
+        # On several ranks, each launch would need those of the others.
+        if followed.replays > 1 or not followed.record.nodes or needed > left or self._lockstep:
             return
-        if self._lockstep is not None:
-            return  # its launches would need those of the other ranks
 
         def prepare() -> None:
             self._memory.rewind()
