@@ -344,10 +344,8 @@ class DraftedModel:
             reasons.append(f"modules multiply by torch ({names})")
         if self.layout.indexers:
             reasons.append(f"{self.layout.indexers[0].name} selects keys by torch")
-        if self.split is not None and self.split.group.size > 2:
-            reasons.append(
-                "collectives of many rows add the sums of ranks in an order of their own"
-            )
+        if self.split is not None:
+            reasons.append("ranks add their sums in an order of their own")
         if not has_row_invariant_products(self.device, self.dtype):
             reasons.append(f"torch multiplies {self.dtype} on this device")
         return reasons
