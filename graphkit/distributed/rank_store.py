@@ -120,12 +120,6 @@ class RankStore:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSES_S[1])
 
-    def decide(self, topic: str, text: str) -> str:
-        """Return the first text that a rank decided on for a topic: this one if there is none."""
-        own = f"decided: {text}"  # the store takes an empty text for none
-        first = self._try(lambda: self._store.compare_set(_key(topic), "", own), own.encode())
-        return first.decode().removeprefix("decided: ")
-
     def report(self, topic: str, failure: Failure) -> Failure:
         """Report a failure, and return the first one that a rank reported under this topic."""
         text = json.dumps(asdict(failure))

@@ -18,11 +18,6 @@ pytestmark = pytest.mark.slow
 OF_TWO = (
     audits.replay_different_keys,
     audits.replay_different_keys_without_collectives,
-    audits.check_together,
-    audits.check_rank_0_with_others,
-    audits.check_right_ranks,
-    audits.check_with_a_rank_that_cannot,
-    audits.check_without_a_rank,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import rank_audits as audits
 import rank_commands as commands
 import rank_models as models
 import rank_plans as plans
@@ -26,9 +25,6 @@ pytestmark = [
 
 SCENARIOS = (
     commands.audit_on_all_ranks,
-    audits.check_together,
-    audits.check_rank_0_with_others,
-    audits.check_right_ranks,
     models.replay_a_split_model,
     models.replay_a_split_model_in_one_shot,
     models.generate_on_all_ranks,

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
-
-import torch
 
 from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.bits import CHUNK
@@ -22,7 +20,6 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.checked_memory import checked_memory, mib
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
-from graphkit.audit.foreign.audits.lockstep import END, REPLAY, Lockstep
 from graphkit.audit.foreign.audits.rank_keys import has_collective
 from graphkit.audit.foreign.audits.watched_memory import DeclaredMemory, ReplayMemory
 from graphkit.audit.foreign.registration import Registration
@@ -46,14 +43,14 @@ _REPEATABLE = (
 _UNEQUAL = "repeated replays from the same state differ"
 
 
-def refusal(record: GraphRecord, num_ranks: int, *, in_lockstep: bool) -> str:
+def refusal(record: GraphRecord, num_ranks: int) -> str:
     """Return the reason why the replays of a graph cannot be repeated, or an empty string."""
-    if num_ranks > 1 and not in_lockstep:
+    if num_ranks > 1:
         return f"a repeated replay may wait for the other {num_ranks - 1} ranks"
     for node in record.nodes:
         if node.kind not in _REPEATABLE:
             return f"node {node.index} is a {node.kind}, which must not run more often"
-        if has_collective(node.name) and not in_lockstep:
+        if has_collective(node.name):
             return f"node {node.index}, {node.short_name}, may wait for other processes"
     return ""
 
@@ -63,15 +60,6 @@ class ForeignGraph(ReplayableGraph):
 
     Call ``prepare`` before the program's replay, ``begin`` after it, and ``restore`` at last, which
     restores memory and random numbers.
-
-    Args:
-        device: The device of the program.
-        followed: The graph, at this replay.
-        graph: The ``CUDAGraph``.
-        repeat: Replays it.
-        options: What a check may cost.
-        known: What the program has registered.
-        lockstep: Meetings with the other ranks; ``None`` if there are none.
     """
 
     def __init__(
@@ -82,9 +70,7 @@ class ForeignGraph(ReplayableGraph):
         repeat: Callable[[], object],
         options: AuditOptions,
         known: Registration | None = None,
-        lockstep: Lockstep | None = None,
     ) -> None:
-        self._lockstep = lockstep
         self._device, self._graph, self._repeat = device, graph, repeat
         self._options, self._exits = options, ExitStack()
         self.followed, self.known = followed, known
@@ -97,8 +83,7 @@ class ForeignGraph(ReplayableGraph):
             NotChecked: The replay cannot be repeated, or the check would take too much memory.
         """
         device, followed = self._device, self.followed
-        in_lockstep = self._lockstep is not None
-        reason = refusal(followed.record, device.num_ranks(), in_lockstep=in_lockstep)
+        reason = refusal(followed.record, device.num_ranks())
         if reason:
             raise NotChecked(reason)
         device.synchronize()
@@ -112,8 +97,6 @@ class ForeignGraph(ReplayableGraph):
             self._checked = checked_memory(device, followed, limit)
             self._memory = self._checked.watched
         self._before_random = device.random_states(followed.generators)
-        has_body = self.known is not None and self.known.body is not None
-        self.meet("its check with a body" if has_body else "its check")
 
     def begin(self) -> None:
         """Note what the program's replay has written.
@@ -136,11 +119,7 @@ class ForeignGraph(ReplayableGraph):
         self.memory = PoolMemory(scratch, checked.mapped if scratch else ())
 
     def close(self) -> None:
-        """Free the copies, when all ranks have restored their memory or one has left the check."""
-        if hasattr(self, "memory"):
-            self.end_audit()
-        elif self._lockstep is not None:
-            self._lockstep.leave("its check failed")
+        """Free the copies."""
         for name in ("_memory", "_checked", "_baseline", "memory"):
             self.__dict__.pop(name, None)
         self._exits.close()
@@ -191,35 +170,9 @@ class ForeignGraph(ReplayableGraph):
         self._device.set_random_states(self._before_random, self.followed.generators)
 
     def replay(self) -> None:
-        """Replay the graph on memory as it is, on all ranks, and wait.
-
-        Raises:
-            NotChecked: The other ranks do not replay it.
-        """
-        self.meet(REPLAY)
+        """Replay the graph on memory as it is, and wait."""
         self._repeat()
         self._device.synchronize()
-
-    def meet(self, wanted: str) -> None:
-        """Wait until all ranks are about to run the same; see ``Lockstep.meet``."""
-        if self._lockstep is not None:
-            self._lockstep.meet(wanted)
-
-    def end_audit(self) -> None:
-        """Run what other ranks repeat, until all have ended an audit of this replay."""
-        if self._lockstep is None:
-            return
-        with suppress(NotChecked):
-            while (run := self._lockstep.meet(END)) != END:
-                self.rewind()
-                if run == REPLAY:
-                    self._repeat()
-                else:
-                    assert self.known is not None, "all ranks have registered a body"
-                    assert self.known.body is not None, "all ranks have registered a body"
-                    with torch.no_grad():
-                        self.known.body()
-                self._device.synchronize()
 
     def state(self) -> Tensors:
         """Return copies of the state that the program has declared, with the rows first."""
@@ -245,8 +198,7 @@ class ForeignGraph(ReplayableGraph):
         followed = self.followed
         needed = REPETITIONS * self._replay_seconds
         left = self.deadline - time.perf_counter()
-        # On several ranks, each launch would need those of the others.
-        if followed.replays > 1 or not followed.record.nodes or needed > left or self._lockstep:
+        if followed.replays > 1 or not followed.record.nodes or needed > left:
             return
 
         def prepare() -> None:

@@ -240,9 +240,8 @@ class ProgramAudit:
         self, followed: FollowedGraph, graph: Any, replay: Replay, is_changed: bool
     ) -> None:
         device, known = self.current_device(), registration_of(graph)
-        lockstep = self._rank_keys.lockstep(followed) if device.num_ranks() > 1 else None
         repeated = ForeignGraph(
-            device, followed, graph, lambda: replay(graph), self._options, known, lockstep
+            device, followed, graph, lambda: replay(graph), self._options, known
         )
 
         def is_checked(audit: Audit, run: Callable[[Check], None]) -> bool:
@@ -256,8 +255,6 @@ class ProgramAudit:
 
         try:
             is_prepared = is_checked(Audit.POOL_POISON, lambda _check: repeated.prepare())
-            if not is_prepared:
-                repeated.close()  # before the other ranks wait for this one
             replay(graph)
             # ``prepare`` has waited for all earlier work.
             if is_prepared and is_checked(Audit.POOL_POISON, refuse_failed):
@@ -266,9 +263,7 @@ class ProgramAudit:
                         # A graph with another number differs from its body for that reason.
                         if not (is_changed and audit is Audit.SHADOW):
                             is_checked(audit, run)
-                        repeated.end_audit()
                     is_checked(Audit.POOL_POISON, repeated.search)
-                    repeated.end_audit()
                 is_checked(Audit.POOL_POISON, repeated.restore)
         finally:
             with suppress(Exception):

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from graphkit.audit.audit_log import Check
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph
-from graphkit.audit.foreign.audits.lockstep import Lockstep
 from graphkit.audit.foreign.registration import registration_of
 from graphkit.distributed.rank_store import RankStore
 
@@ -29,25 +28,13 @@ def has_collective(name: str) -> bool:
 
 
 class RankKeys:
-    """Compares the replays of this process with those of other ranks, and checks them together."""
-
-    _lockstep: Lockstep | None = None
-    _num_checks = 0
+    """Compares the replays of this process with those of other ranks."""
 
     @cached_property
     def _store(self) -> RankStore:
         group = dist.group.WORLD
         assert group is not None, "the caller has asked for the number of ranks"
         return RankStore(group.get_group_store(), dist.get_rank())
-
-    def lockstep(self, followed: FollowedGraph) -> Lockstep | None:
-        """Return the meetings of a check of a replay; ``None`` once a rank did not come to one."""
-        if dist.group.WORLD is None or (self._lockstep is not None and self._lockstep.has_missed):
-            return None
-        self._num_checks += 1  # graphs may have the same name
-        label = f"{self._num_checks}, replay {followed.replays} of {followed.name}"
-        self._lockstep = Lockstep(self._store, dist.get_rank(), dist.get_world_size(), label)
-        return self._lockstep
 
     def compare(self, number: int, followed: FollowedGraph, check: Check) -> None:
         """Report ranks whose replay of this number is of another graph.

@@ -11,7 +11,6 @@ from graphkit.audit.audit_log import Check, NotChecked
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.foreign.audits.captured_numbers import Calls, noted_call
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
-from graphkit.audit.foreign.audits.lockstep import BODY
 from graphkit.audit.foreign.registration import Registration, named_outputs
 from graphkit.audit.runs.first_node import first_node_in
 from graphkit.audit.runs.forward_trace import ForwardTrace, OpObserver, trace_function
@@ -129,7 +128,6 @@ class RegisteredGraph:
             if calls is not None:
                 calls.append((*noted_call(op, args, kwargs), node_line()))
 
-        self._graph.meet(BODY)
         with torch.no_grad(), OpObserver(note):
             outputs = named_outputs(self._known.body())
         if outputs.keys() != self._outputs.keys():
@@ -163,7 +161,6 @@ class RegisteredGraph:
             traced = ForwardTrace()
             self._graph.rewind()
             self._fill(its_fill)
-            self._graph.meet(BODY)
             with torch.no_grad():
                 output = trace_function(traced, body)
             traced.outputs = {n: storage_id(t) for n, t in named_outputs(output).items()}
