@@ -99,11 +99,7 @@ def paged_attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_R: tl.constexpr, HAS_FLOAT8_CVT: tl.constexpr,
 ):  # fmt: skip
-    """One program per request, key-value head, row tile and split.
-
-    Programs that run at the same time read the same keys from the L2 cache: tiles of one head
-    follow each other. Those of a prompt's last rows, which have most keys, come first.
-    """
+    """One program per (request, row tile), key-value head and split."""
     if STARTS_EARLY and not FOLLOWS_STORE:
         tl.extra.cuda.gdc_wait()
     IS_PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.int16
@@ -115,9 +111,9 @@ def paged_attention_kernel(
     COLUMNS: tl.constexpr = 16 if IS_SEGMENTED else 1 if SHARED else BLOCK_N
     IS_FIRST_KNOWN: tl.constexpr = not (IS_SEGMENTED or WINDOW)
     split = tl.program_id(1)
-    key_head = tl.program_id(0) // row_tiles  # of all requests
-    kv_head = (key_head % (HEADS // GROUP)).to(tl.int64)
-    request = key_head // (HEADS // GROUP)
+    kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
+    tile = tl.program_id(0) // (HEADS // GROUP)
+    request = tile // row_tiles
     # There are more programs than requests if there are more rows than the requests can have.
     pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
     # Runs of RUN keys lie in one page each. The page number of a run is loaded once and spread over
@@ -132,7 +128,7 @@ def paged_attention_kernel(
         two_pages |= next_page << 32
         third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE, FOLLOWS_STORE)
 
-    first_row = (row_tiles - 1 - tl.program_id(0) % row_tiles) * BLOCK_M
+    first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     own_length = cache_seqlens_B + tl.minimum(request, requests - 1)
