@@ -8,8 +8,8 @@ for a model of random weights, and all trained ones for the reference model.
     python tools/bench/equal_texts.py --texts 40 --out tools/bench/results/equal_texts.json
     python tools/bench/equal_texts.py --texts 40 --shape reference
 
-``results/equal_texts.json`` joins the reports of three formats (``--quantize``) and of the
-reference model.
+``results/equal_texts.json`` joins the reports of three formats (``--quantize``) with the first
+eleven settings of an earlier list, whose prompts had up to 300 tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Settings of engines. The drafter is EAGLE by default; ``kv_slots`` counts longest requests."""
 REFERENCE = "reference"
+"""``--shape`` of the reference model."""
 LONG_PROMPT = 6000
+"""Most tokens of a prompt, unless the model has fewer positions."""
 Text = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens of a request and their log-probabilities."""
 
