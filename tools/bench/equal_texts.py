@@ -8,8 +8,8 @@ for a model of random weights, and all trained ones for the reference model.
     python tools/bench/equal_texts.py --texts 40 --out tools/bench/results/equal_texts.json
     python tools/bench/equal_texts.py --texts 40 --shape reference
 
-``results/equal_texts.json`` joins the reports of three formats (``--quantize``) with the first
-eleven settings of an earlier list, whose prompts had up to 300 tokens.
+``results/equal_texts.json`` joins the reports of three formats (``--quantize``) from an earlier
+version of this script, with eleven settings and prompts of up to 300 tokens.
 """
 
 from __future__ import annotations
