@@ -269,15 +269,17 @@ class SpeculativeEngine:
         """
         self._check_open()
         is_planned = any(runner.status == "planned" for runner in self.runners)
-        if record is None and is_planned and self.generation != "v3":
+        if record is None and is_planned:
             backend = self.runners[0].capturing_backend()
             self._admission.warm_up(backend)
-            # Some state is allocated when it is first written.
-            warm_up_steps(self._spec_step, backend)
+            if self.generation != "v3":  # the runner of v3 warms up itself
+                # Some state is allocated when it is first written.
+                warm_up_steps(self._spec_step, backend)
         more = [self._spec_step.memory_parts()]
         prompts = self._spec_step.prompts
-        # A record has no graphs of prompts: it may be that of a runner of v3.
-        runners = self.runners if prompts is None or record else (*self.runners, prompts)
+        # A record has no graphs of prompts: it may be that of a runner of v3. Captures begin with
+        # prompts, whose memory the other graphs use again.
+        runners = self.runners if prompts is None or record else (prompts, *self.runners)
         return estimate_memory(self.runners[0].backend, runners, record, more)
 
     def submit(

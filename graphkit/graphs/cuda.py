@@ -197,7 +197,7 @@ class CudaBackend:
     def executable_bytes_per_node(self) -> float:
         """See ``Backend.executable_bytes_per_node``. Makes and destroys executables.
 
-        Measured once: each measurement needs about 18 MiB of further memory, which the driver keeps
+        Measured once: each measurement needs about 34 MiB of further memory, which the driver keeps
         for later executables.
         """
         if not self._executable_bytes_per_node:

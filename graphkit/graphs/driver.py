@@ -17,8 +17,8 @@ from graphkit.errors import DeviceError, ReplayError
 
 _LOWEST_CUDA_ADDRESS = 1 << 40
 """CUDA maps nothing below by default. Querying every small number would be slow."""
-_COUNTED_BYTES, _MOST_NODES = 16 << 20, 1 << 16
-"""Memory that ``executable_bytes_per_node`` observes, 8 blocks, and the nodes at which it ends."""
+_COUNTED_BYTES, _MOST_NODES = 32 << 20, 1 << 16
+"""Memory that ``executable_bytes_per_node`` observes, 16 blocks, and the nodes at which it ends."""
 
 
 def runtime() -> Any | None:
