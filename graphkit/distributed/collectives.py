@@ -79,15 +79,16 @@ class Collectives:
 class OneShotCollectives(Collectives):
     """Collectives through memory that every GPU of a host can read, without NCCL.
 
-    For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
+    For a sum of up to 512 KiB each rank writes its tensor into the memory of all others, in one
     kernel without a barrier. ``add_rms_norm`` is part of that kernel. A gather of up to 2 MiB is
     one such kernel too. For larger tensors each rank copies its own into its part of the memory,
     waits on the device until all have, and reads the others' parts: one kernel for a sum
     (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than
-    16 MiB go through NCCL.
+    16 MiB go that way in slices of rows, but sums outside of graphs through NCCL.
 
     Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
-    ends, the others wait until their processes are killed.
+    ends, the others wait until their processes are killed. Sums of other types than float32 and
+    bfloat16, and tensors whose bytes are no multiple of 4, go through NCCL.
 
     Creation is collective and must precede captures. One stream at a time may use them.
 
@@ -122,8 +123,12 @@ class OneShotCollectives(Collectives):
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
         if self._push.can_all_reduce(x):
             return self._push.all_reduce(x)
-        if not _fits(x) or x.dtype not in (torch.float32, torch.bfloat16):
+        is_eager = not torch.cuda.is_current_stream_capturing()
+        has_type = x.dtype in (torch.float32, torch.bfloat16) and _has_words(x)
+        if not has_type or (is_eager and x.nbytes > _SHARED_BYTES):
             return super().all_reduce(x)
+        if x.nbytes > _SHARED_BYTES:
+            return torch.cat([self.all_reduce(part) for part in _slices(x)])
         out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
             self._shared_like(x), x, "sum", self._group.group_name
         )
@@ -148,8 +153,10 @@ class OneShotCollectives(Collectives):
         """See ``Collectives.all_gather``."""
         if self._push.can_all_gather(x):
             return self._push.all_gather(x.contiguous())
-        if not _fits(x):
+        if not _has_words(x):
             return super().all_gather(x)
+        if x.nbytes > _SHARED_BYTES:
+            return torch.cat([self.all_gather(part) for part in _slices(x)])
         self._shared_like(x).copy_(x)
         self._memory.barrier()
         parts = (
@@ -163,6 +170,10 @@ class OneShotCollectives(Collectives):
         return self._shared.view(x.dtype)[: x.numel()].view(x.shape)
 
 
-def _fits(x: Tensor) -> bool:
-    size = x.numel() * x.itemsize
-    return size <= _SHARED_BYTES and size % _WORD == 0
+def _has_words(x: Tensor) -> bool:
+    return x.nbytes % _WORD == 0
+
+
+def _slices(x: Tensor) -> tuple[Tensor, ...]:
+    """Return slices of rows that fit the shared memory."""
+    return x.split(max(1, _SHARED_BYTES * len(x) // x.nbytes))

@@ -23,7 +23,7 @@ from graphkit.ops.kernels.push_collectives import (
 
 _CAPACITY = 1 << 19
 """Words of a part of the memory, the most of a gather: 2 MiB of data, stored in 4 MiB."""
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 19
 """Most bytes of a sum. ``torch.ops.symm_mem``, for larger ones, moves half the bytes."""
 
 

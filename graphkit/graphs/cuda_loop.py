@@ -92,7 +92,13 @@ class CudaLoop:
             made.callback(bindings.cudaGraphDestroy, self.graph)
             self._build(prologue, bodies, again, body)
             before = driver_bytes(pool.device)
-            executable = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
+            try:
+                executable = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
+            except DeviceError as error:
+                raise DeviceError(
+                    "CUDA refused a loop over the captured graphs. The bodies of a loop may contain "
+                    f"kernels, copies and fills, but no collectives of NCCL. {error}"
+                ) from error
             made.callback(bindings.cudaGraphExecDestroy, executable)
             stream = runtime_stream(torch.cuda.current_stream())
             checked(bindings.cudaGraphUpload(executable, stream))

@@ -8,6 +8,7 @@ import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformers import LlamaConfig
 import graphkit as gk
 from causal_attention import causal_attend, run_head
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
+from graphkit.distributed.collectives import Collectives
 from graphkit.models import random_model, reference_engine, reference_target, shapes
 from graphkit.models.heads.eagle import Eagle3Head, EagleHead
 from graphkit.models.heads.load import head_sources, load_head
@@ -142,6 +144,23 @@ def add_and_gather_in_one_shot():
                 got = group.collectives.add_rms_norm(parts, residual, weight, 1e-5)
                 torch.testing.assert_close(got, expected)
                 assert torch.equal(got[1], expected[1])
+    _capture_large_tensors_without_nccl(group, device)
+
+
+def _capture_large_tensors_without_nccl(group, device):
+    """Tensors of more than the shared memory, as the logits of many rows, may be in a loop."""
+    x = (torch.arange(5000 * 1024, device=device) % 7).view(5000, 1024).float()
+    mine, ranks, graph = x * (group.rank + 1), range(1, group.size + 1), torch.cuda.CUDAGraph()
+    with (
+        patch.object(Collectives, "all_gather", side_effect=AssertionError),
+        patch.object(Collectives, "all_reduce", side_effect=AssertionError),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
+        gathered, summed = group.collectives.all_gather(mine), group.collectives.all_reduce(mine)
+    graph.replay()
+    assert torch.equal(gathered, torch.cat([x * rank for rank in ranks], 1))
+    assert torch.equal(summed, x * sum(ranks))
+    torch.cuda.synchronize()
 
 
 def refuse_one_shot():
