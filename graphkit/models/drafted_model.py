@@ -16,13 +16,11 @@ from graphkit.engine import Drafter, EngineModel, NgramDrafter
 from graphkit.engine.attention import PagedAttention
 from graphkit.engine.kv import ReqToTokenPool
 from graphkit.errors import ConfigError
-from graphkit.models.experts import experts_of
 from graphkit.models.folder import abbreviate
 from graphkit.models.forward import TransformersForward
 from graphkit.models.layout import DRAFT_STEPS, ModelLayout, head_shape, output_head
 from graphkit.models.pools import LayerGroupAttention, all_slots, slot_bytes
 from graphkit.models.prepare import rotation_limit
-from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.tensor_parallel import RankSplit
 from graphkit.ops.linear import has_row_invariant_products
 from graphkit.spec import ForwardMode, SpecConfig
@@ -336,22 +334,20 @@ class DraftedModel:
         reasons = list[str]()
         if self.device.type == "cuda" and not self.row_invariant:
             reasons.append(
-                "attention, products with quantised weights, and products of more than 1,024 rows "
-                "take the fastest way"
+                "attention, experts, products with quantised weights, and products of more than "
+                "1,024 rows take the fastest way"
             )
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")
         if self.layout.torch_products:
             names = abbreviate(sorted(self.layout.torch_products))
             reasons.append(f"modules multiply by torch ({names})")
-        is_half = self.device.type == "cuda" and self.dtype == torch.bfloat16
-        is_plain = not any(isinstance(each, QuantizedExperts) for each in self.model.modules())
-        if is_half and is_plain and experts_of(self.model):
-            reasons.append("torch multiplies more than 64 rows with experts")
         if self.layout.indexers:
             reasons.append(f"{self.layout.indexers[0].name} selects keys by torch")
-        if self.split is not None:
-            reasons.append("ranks add their sums in an order of their own")
+        if self.split is not None and self.split.group.size > 2:
+            reasons.append(
+                "collectives of many rows add the sums of ranks in an order of their own"
+            )
         if not has_row_invariant_products(self.device, self.dtype):
             reasons.append(f"torch multiplies {self.dtype} on this device")
         return reasons

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
-from graphkit.models.quantization.linear import QuantizedExperts
+from graphkit.models.quantization.linear import QuantizedExperts, is_row_invariant
 from graphkit.models.running import running_slots
 from graphkit.ops.experts import (
     SEARCHED_ROWS,
@@ -74,19 +74,21 @@ def experts(
     if hidden_states.is_cuda and len(hidden_states) > SEARCHED_ROWS:
         order, ends = group_by_expert(top_k_index, count, slots)
 
+    row_invariant = is_row_invariant(module)
+
     def products(x: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         held, bias = getattr(module, name), getattr(module, f"{name}_bias", None)
         scale: torch.Tensor | None = None
         zero_point: torch.Tensor | None = None
         if isinstance(held, QuantizedExperts):
             weight, scale, zero_point = held.weight, held.scale, held.zero_point
-            options["row_invariant"] = held.row_invariant
         else:
             x = x.to(held.dtype)
             weight = held.transpose(1, 2) if module.is_transposed else held
         return expert_linear(
-            x, top_k_index, weight, scale, zero_point, bias, slots, order, ends, **options
-        )
+            x, top_k_index, weight, scale, zero_point, bias, slots, order, ends,
+            row_invariant=row_invariant, **options,
+        )  # fmt: skip
 
     gate = vars(module).get(_GATE)
     if not module.has_gate:

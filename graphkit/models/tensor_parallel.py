@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from graphkit.distributed import Channel, RankGroup
 from graphkit.errors import ConfigError
 from graphkit.models.layout import output_head
+from graphkit.models.quantization.linear import is_row_invariant
 from graphkit.models.residual import DeferredResidualAdd
 
 
@@ -40,12 +41,17 @@ class _RankHook:
 class RankSum(_RankHook):
     """Forward hook that returns the sum of the results of all ranks.
 
-    The sum of a product that a norm adds to the residual stream is left to that norm.
+    The sum of a product that a norm adds to the residual stream is left to that norm, unless the
+    module is row-invariant: the norm of few rows adds squares in another order than that of many.
     """
 
-    def __call__(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def __call__(self, module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Return the sum."""
-        if isinstance(output, DeferredResidualAdd) and output.is_unread_product:
+        if (
+            isinstance(output, DeferredResidualAdd)
+            and output.is_unread_product
+            and not is_row_invariant(module)
+        ):
             return output.over_ranks(self._collectives)
         return self._collectives.all_reduce(output.contiguous())
 

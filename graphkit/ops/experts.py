@@ -164,8 +164,7 @@ def expert_linear(
     no other. More rows of bfloat16 run by ``torch.nn.functional.grouped_mm``, and of other formats
     by the kernel. The host does not read the choices.
 
-    With ``row_invariant``, the bits of a row depend on the row alone: all inputs of an output are
-    added in order.
+    With ``row_invariant``, all rows run by the kernel, which adds all inputs of an output in order.
 
     Args:
         x: The rows, X = T; or one row for each choice, X = T * C, those of a row together.
@@ -190,8 +189,8 @@ def expert_linear(
         follows_product: Whether the last launch on the stream is this op with the same ``experts``,
             ``slots``, ``order`` and ``ends``. They may then be read while it runs, on compute
             capability 9.0 and above.
-        row_invariant: Whether the bits of a row depend on the row alone. Without it, more than 256
-            rows of quantised weights have other bits than fewer rows, and run faster.
+        row_invariant: Whether the bits of a row depend on the row alone. Without it, more than 64
+            rows of bfloat16, and more than 256 rows of quantised weights, run faster.
 
     Returns:
         The products of each row and choice, [P, N] of x's dtype; with ``swiglu`` [P, N / 2]. Those

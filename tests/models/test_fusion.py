@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,8 +27,10 @@ from graphkit.errors import TargetError
 from graphkit.models import pools
 from graphkit.models.fusion import linears
 from graphkit.models.fusion.norms import DeferredProduct
+from graphkit.models.quantization.linear import set_row_invariant
 from graphkit.models.residual import DeferredResidualAdd, DeferredSums, normalised
 from graphkit.models.running import SelectedKeys, attending
+from graphkit.models.tensor_parallel import RankSum
 from small_models import small_model
 from two_ops_attention import TwoOps
 
@@ -489,6 +492,30 @@ class TestDeferredResidualAdd:
         alone = DeferredResidualAdd(parts, torch.float32)
         assert torch.equal(normalised(alone, weight, 0.0), normalised(parts.sum(0), weight, 0.0))
         assert not alone.is_unread_product
+
+    @pytest.mark.parametrize("row_invariant", [False, True])
+    def test_norms_behind_sums_of_ranks_are_their_own_if_rows_must_not_depend(self, row_invariant):
+        """A kernel that sums and normalises few rows adds squares in another order."""
+
+        class Doubling:
+            def all_reduce(self, rows):
+                return rows * 2
+
+            def takes_parts(self, *_):
+                return False
+
+            def add_rms_norm(self, rows, *_):
+                return torch.zeros_like(rows), rows
+
+        layer, weight = nn.Linear(4, 4), torch.ones(4)
+        set_row_invariant(layer, row_invariant)
+        summed = RankSum(SimpleNamespace(collectives=Doubling(), rank=0, size=2))
+        parts, (residual, _) = torch.randn(2, 1, 3, 4), self.terms
+        product = summed(layer, (), DeferredResidualAdd(parts, torch.float32))
+        with DeferredSums({4}):
+            rows = normalised(residual + product, weight, 0.0)
+        expected = normalised(residual + 2 * parts.sum(0), weight, 0.0)
+        assert torch.equal(rows, expected) == row_invariant
 
     @pytest.mark.parametrize("norm_dtype", [torch.bfloat16, torch.float32], ids=str)
     @pytest.mark.parametrize("in_parts", [False, True])

@@ -11,11 +11,12 @@ from torch import nn
 import graphkit as gk
 from graphkit import ConfigError, TritonAttention, models
 from graphkit.engine.kv import ReqToTokenPool
-from graphkit.models import drafted_model
+from graphkit.models import drafted_model, experts
 from graphkit.models.fusion import linears
 from graphkit.models.quantization import linear
 from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.quantization.weight import QUANTIZATIONS
+from graphkit.ops.experts import expert_linear
 from mtp_folders import save_with_mtp
 from small_models import needs_recurrent, small_model
 
@@ -155,22 +156,25 @@ def test_rows_are_equal_on_cuda_where_it_is_asked_for(row_invariant, device, is_
     assert ("fastest" not in reasons) == (row_invariant in is_equal)
 
 
-@pytest.mark.parametrize(
-    ("quantize", "dtype", "is_named"),
-    [(None, torch.bfloat16, True), (None, torch.float16, False), ("fp8", torch.bfloat16, False)],
-)
-def test_experts_of_more_rows_than_a_tile_may_depend_on_the_batch(
-    quantize, dtype, is_named, monkeypatch
-):
-    """They run by a grouped product of torch on CUDA."""
-    monkeypatch.setattr(drafted_model, "has_row_invariant_products", lambda *_: True)
+@pytest.mark.parametrize("row_invariant", [False, True])
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_experts_have_the_flag_of_the_load(quantize, row_invariant, monkeypatch):
     loaded = models.load(
-        small_model("mixtral"), quantize=quantize, dtype=dtype, device="cpu", row_invariant=True,
-        check=False,
+        small_model("mixtral"), quantize=quantize, dtype=torch.bfloat16, device="cpu",
+        row_invariant=row_invariant, check=False,
     )  # fmt: skip
-    assert loaded.row_dependences() == []
+    flags = []
+
+    def noted(*args, row_invariant, **options):
+        flags.append(row_invariant)
+        return expert_linear(*args, row_invariant=row_invariant, **options)
+
+    monkeypatch.setattr(experts, "expert_linear", noted)
+    generated(loaded)
+    assert set(flags) == {row_invariant}
+    monkeypatch.setattr(drafted_model, "has_row_invariant_products", lambda *_: True)
     monkeypatch.setattr(drafted_model.DraftedModel, "device", torch.device("cuda"))
-    assert ("experts" in " ".join(loaded.row_dependences())) == is_named
+    assert bool(loaded.row_dependences()) == (not row_invariant)
 
 
 @pytest.mark.slow

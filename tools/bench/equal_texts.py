@@ -7,9 +7,10 @@ for a model of random weights, and all trained ones for the reference model.
 
     python tools/bench/equal_texts.py --texts 40 --out tools/bench/results/equal_texts.json
     python tools/bench/equal_texts.py --texts 40 --shape reference
+    torchrun --nproc-per-node 2 tools/bench/equal_texts.py --texts 40 --tp 2 --one-shot
 
-``results/equal_texts.json`` joins the reports of three formats (``--quantize``) from an earlier
-version of this script, with eleven settings and prompts of up to 300 tokens.
+``results/equal_texts.json`` joins the reports of three formats (``--quantize``), of the reference
+model, and of two GPUs, which are compared with plain decoding on the same two.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import torch
 from report_file import add_out, write_report
 from timing import show
 
+from graphkit.cli.ranks import add_tp_option
+from graphkit.distributed import RankGroup
 from graphkit.engine.step import SamplingParams
 from graphkit.graphs import environment, resolve_device
 from graphkit.models import TransformersModel, random_model
@@ -120,6 +123,9 @@ def texts(
     with model.engine(**options) as engine:
         if captures:
             engine.capture()
+        if engine.group is not None and engine.group.rank:
+            engine.worker_loop()
+            return []
         sampled = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
         requests = []
         longest = context - tokens - 64
@@ -159,21 +165,8 @@ def models(
             yield random_model(shape, drafter, **options), own
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command. The exit code is 1 if a text differs."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_out(parser)
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
-    parser.add_argument(
-        "--shape", help=f"as for graphkit bench, or {REFERENCE} (that of Llama-3.2-1B)"
-    )
-    parser.add_argument("--dtype", default="bfloat16", help="data type of the model (bfloat16)")
-    parser.add_argument("--quantize", help="fp8 or int4")
-    parser.add_argument("--texts", type=int, default=32, help="number of requests (32)")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each (128)")
-    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--eager", action="store_true", help="run without graphs")
-    options = parser.parse_args(argv)
+def run(options: argparse.Namespace, group: RankGroup | None) -> int:
+    """Run the command on one rank. The exit code is 1 if a text differs."""
     device = resolve_device(options.device)
     size, found = (options.texts, options.tokens), list[Measure]()
     is_equal, captures = True, not options.eager
@@ -187,9 +180,11 @@ def main(argv: list[str] | None = None) -> int:
         )
 
     cell = f"{options.shape or 'llama-1b'}, {options.quantize or options.dtype}"
+    if group is not None:
+        cell += f", {group.size} ranks"
     with llama_1b() as file:
         for model, names in models(
-            options.shape or file, options.only, device=device,
+            options.shape or file, options.only, device=device, group=group,
             dtype=getattr(torch, options.dtype), quantize=options.quantize, row_invariant=True,
         ):  # fmt: skip
             expected = texts(model, *size, PLAIN, captures=captures)
@@ -198,10 +193,32 @@ def main(argv: list[str] | None = None) -> int:
                 pairs = list(zip(expected, own, strict=True))
                 found += measures(pairs, variant=name, setting=cell)
                 is_equal &= own == expected
-                sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, own))} equal\n")
-                write_report(report(), options.out)  # a later setting may be interrupted
-    show(report(), options.out)
+                if group is None or not group.rank:
+                    sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, own))} equal\n")
+                    write_report(report(), options.out)  # a later setting may be interrupted
+    if group is None or not group.rank:
+        show(report(), options.out)
     return int(not is_equal)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command on all ranks."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_out(parser)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
+    parser.add_argument(
+        "--shape", help=f"as for graphkit bench, or {REFERENCE} (that of Llama-3.2-1B)"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="data type of the model (bfloat16)")
+    parser.add_argument("--quantize", help="fp8 or int4")
+    parser.add_argument("--texts", type=int, default=32, help="number of requests (32)")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each (128)")
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--eager", action="store_true", help="run without graphs")
+    add_tp_option(parser, run)
+    parser.set_defaults(verbose=True)
+    options = parser.parse_args(argv)
+    return int(options.run(options))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ each call of a graph has choices of its own, which the L2 cache of an H200 (50 M
 
 Compared are
 
-- ``graphkit``: in bfloat16, FP8 with scales of outputs and of blocks, and numbers of four bits,
+- ``graphkit``: in bfloat16, FP8 with scales of outputs and of blocks, and numbers of four bits;
+  more than 64 rows also row-invariant,
 - ``grouped_mm``: transformers over ``torch.nn.functional.grouped_mm``,
 - ``batched_mm``: transformers over the gathered weights of each row, for few rows.
 
@@ -122,9 +123,17 @@ def variants(module: Experts, rows: int) -> Iterator[tuple[str, Callable[..., An
     yield "grouped_mm", grouped_mm_experts_forward, module
     if rows <= FEW_GATHERED:
         yield "batched_mm", batched_mm_experts_forward, module
-    yield "graphkit bfloat16", experts, module
-    for name, quantize in FORMATS.items():
-        yield f"graphkit {name}", experts, module.quantized(quantize)
+    formats = {name: module.quantized(quantize) for name, quantize in FORMATS.items()}
+    for name, held in {"bfloat16": module, **formats}.items():
+        yield f"graphkit {name}", partial(run_experts, False), held
+        if rows > kernels.MOST_ROWS:
+            yield f"graphkit {name}, row-invariant", partial(run_experts, True), held
+
+
+def run_experts(row_invariant: bool, module: Any, *arguments: torch.Tensor) -> torch.Tensor:
+    """Run experts, whose flag a load sets."""
+    module.row_invariant = row_invariant
+    return experts(module, *arguments)
 
 
 def compared(

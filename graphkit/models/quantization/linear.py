@@ -293,14 +293,15 @@ def quantize_linears(
 
 
 def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:
-    """Set ``row_invariant`` of the linear layers and quantised experts in a module."""
+    """Set ``row_invariant`` of the linear layers and experts in a module."""
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | QuantizedLinear | QuantizedExperts):
-            layer.row_invariant = row_invariant
+        is_product = isinstance(layer, nn.Linear | QuantizedLinear | QuantizedExperts)
+        if is_product or hasattr(layer, "is_transposed"):  # experts of transformers
+            layer.row_invariant = row_invariant  # type: ignore[assignment]
 
 
 def is_row_invariant(layer: nn.Module) -> bool:
-    """Return ``row_invariant`` of a linear layer, True if ``set_row_invariant`` has not set it."""
+    """Return ``row_invariant`` of a layer, True if ``set_row_invariant`` has not set it."""
     return bool(getattr(layer, "row_invariant", True))
 
 

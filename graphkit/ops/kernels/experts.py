@@ -304,7 +304,8 @@ def launch_expert_linear(args: Any, tiles: ExpertTiles | None = None) -> torch.T
         order, ends = None, None
     elif order is None or ends is None:
         order, ends = group_by_expert(args.experts, num_experts, args.slots)
-    if tokens > MOST_ROWS and tiles is None and can_group(x, weight):
+    is_fastest = tiles is None and not args.row_invariant
+    if tokens > MOST_ROWS and is_fastest and can_group(x, weight):
         return _grouped(args, x, order, ends, out, gate)
     if weight.dtype == torch.float8_e4m3fn:
         check_float8(x.device, "expert_linear")

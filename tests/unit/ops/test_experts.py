@@ -207,6 +207,19 @@ def test_row_invariant_tiles_are_those_of_warps():
     assert kernels.choose_tiles(5000, 8, row_invariant=False).many.pack == 2
 
 
+@pytest.mark.parametrize("row_invariant", [False, True])
+def test_row_invariant_products_of_many_rows_run_by_the_kernel(row_invariant, monkeypatch):
+    launched = []
+    monkeypatch.setattr(kernels, "can_group", lambda *_: True)
+    monkeypatch.setattr(kernels, "_grouped", lambda *_: launched.append("grouped"))
+    monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: launched.append(kernel))
+    case = random_case(0, "plain", torch.bfloat16, rows=70, sizes=(64, 128))
+    order, ends = group_by_expert(case.experts, len(case.matrices))
+    args = kernels_args(case, row_invariant=row_invariant, order=order, ends=ends)
+    kernels.launch_expert_linear(args)
+    assert launched == [kernels.expert_linear_kernel if row_invariant else "grouped"]
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_a_grouped_product_of_torch_gives_the_products(gate, monkeypatch):
     """On the CPU, whose ``grouped_mm`` does not wait for sizes on the host either."""
