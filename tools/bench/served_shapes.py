@@ -11,7 +11,8 @@ graph, and of the commit of its last rows if layers are recurrent. The bytes are
 
     python tools/bench/served_shapes.py --out tools/bench/results/served_shapes.json
 
-``results/served_shapes.json`` joins the first tokens of reports of four shapes (``--shapes``).
+``results/served_shapes.json`` joins reports of the shapes (``--shapes``). That of Mamba 2 has only
+the first tokens.
 """
 
 from __future__ import annotations
