@@ -11,7 +11,7 @@ from graphkit.records import load_record
 from graphkit.views import FORMATS, Export
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
-NAMES = ("h200-8b-step",)
+NAMES = "h200-8b-step", "h200-moe", "h200-hybrid", "h200-foreign"
 
 
 def export_pages(app: Sphinx, error: Exception | None) -> None:

@@ -12,6 +12,8 @@ from graphkit.errors import DeviceError
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.records import BenchReport
 from graphkit.spec import ForwardMode
+from small_models import needs_recurrent
+from tools.bench import shape_targets
 from tools.bench.shape_targets import shape_target
 
 
@@ -310,6 +312,27 @@ def test_opening_and_every_act_are_measured(bench, monkeypatch, tmp_path, capsys
     assert all(measure.value > 0 for measure in report.measures)
     assert report.settings["nodes"] == 176
     assert "open" in capsys.readouterr().out
+
+
+@needs_recurrent
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_next"])
+def test_a_served_shape_has_few_layers(name, monkeypatch):
+    import served_shapes
+
+    small = {
+        "vocab_size": 512, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8,
+        "num_experts_per_tok": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_attention_heads": 4,
+        "shared_expert_intermediate_size": 32, "head_dim": 16, "num_key_value_heads": 2,
+    }  # fmt: skip
+    shapes = {
+        each: {key: small.get(key, size) for key, size in shape.items()}
+        for each, shape in served_shapes.SHAPES.items()
+    }
+    monkeypatch.setattr(served_shapes, "SHAPES", shapes)
+    target = getattr(shape_targets, name)("cpu")
+    assert "NGRAM" in target.name
+    assert set(target.forwards) == {ForwardMode.TARGET_VERIFY, ForwardMode.DECODE}
 
 
 def test_a_shape_has_the_whole_step():

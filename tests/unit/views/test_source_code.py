@@ -140,4 +140,4 @@ def test_lines_of_a_real_step_are_in_80_columns(text):
     (group,) = graph_groups(load_record(DATA / "h200-8b-step.json"))
     shown = text(page_view(graph_page(group, 0), is_expanded=False), 80)
     (verify,) = [line for line in shown.splitlines() if line.startswith("verify ")]
-    assert verify.endswith("layers.py:110 +9")
+    assert verify.endswith("modeling_llama.py:322 +6")
