@@ -13,7 +13,6 @@ from graphkit.buffers import AttentionMetadata
 from graphkit.engine.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.engine.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.kernels.attention_config import AttentionConfig
-from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
@@ -177,8 +176,9 @@ class Batch:
 
     def launch(self, layer: int, config: AttentionConfig, splits: int | None) -> torch.Tensor:
         """Attend by the CUDA kernel with a given configuration."""
-        args = OPS["paged_attention"].arguments(*self.op_args(layer))
-        return launch_paged_attention(args, splits, config)
+        op = OPS["paged_attention"]
+        out: torch.Tensor = op.launch(op.arguments(*self.op_args(layer)), splits, config)
+        return out
 
     @cached_property
     def dense(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

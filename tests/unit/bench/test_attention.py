@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 import pytest
 import torch
 
+from graphkit.ops.registration import OPS
 from graphkit.records import BenchReport
 
 
@@ -61,6 +63,16 @@ def test_a_batch_stores_once_between_its_metadata_and_the_op(bench, monkeypatch)
     for _ in range(2):
         batch.run_op(False, 0)
     assert calls == ["metadata", "store", "op", "op"]
+
+
+def test_a_batch_launches_with_the_splits_and_the_configuration(bench, monkeypatch):
+    op, calls = OPS["paged_attention"], []
+    bind = inspect.signature(op.launcher).bind
+    monkeypatch.setitem(vars(op), "launcher", lambda *args: calls.append(bind(*args).arguments))
+    batch = bench.Batch(bench.Condition(64, 2, False, 16), torch.device("cpu"))
+    out = batch.launch(0, config="config", splits=3)
+    (call,) = calls
+    assert (call["out"] is out, call["splits"], call["config"]) == (True, 3, "config")
 
 
 def test_the_sweep_over_float8_shows_the_fastest_and_the_default(bench, monkeypatch):
