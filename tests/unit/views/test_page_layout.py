@@ -111,9 +111,9 @@ def test_charts_and_tables_have_the_values_of_the_record(lay_out):
     assert not found["hidden"]
     assert (found["bars"] > 500, found["rows"]) == (True, 300)
     for text in (
-        "6,131.07 us",
+        "4,818.80 us",
         "Timeline of a replay of STEP",
-        "verify 4,448.16 us",
+        "verify 3,655.35 us",
         "paged_attention_kernel",
     ):
         assert text in found["shown"]
