@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
 from graphkit.graphs.driver import (
