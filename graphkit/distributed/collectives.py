@@ -88,7 +88,7 @@ class OneShotCollectives(Collectives):
 
     Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
     ends, the others wait until their processes are killed. Sums of other types than float32 and
-    bfloat16, and tensors whose bytes are no multiple of 4, go through NCCL.
+    bfloat16, and tensors whose rows are no words of 4 bytes, go through NCCL.
 
     Creation is collective and must precede captures. One stream at a time may use them.
 
@@ -124,10 +124,11 @@ class OneShotCollectives(Collectives):
         if self._push.can_all_reduce(x):
             return self._push.all_reduce(x)
         is_eager = not torch.cuda.is_current_stream_capturing()
-        has_type = x.dtype in (torch.float32, torch.bfloat16) and _has_words(x)
-        if not has_type or (is_eager and x.nbytes > _SHARED_BYTES):
+        is_large = x.nbytes > _SHARED_BYTES
+        has_type = x.dtype in (torch.float32, torch.bfloat16) and _can_share(x)
+        if not has_type or (is_large and is_eager):
             return super().all_reduce(x)
-        if x.nbytes > _SHARED_BYTES:
+        if is_large:
             return torch.cat([self.all_reduce(part) for part in _slices(x)])
         out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
             self._shared_like(x), x, "sum", self._group.group_name
@@ -153,7 +154,7 @@ class OneShotCollectives(Collectives):
         """See ``Collectives.all_gather``."""
         if self._push.can_all_gather(x):
             return self._push.all_gather(x.contiguous())
-        if not _has_words(x):
+        if not _can_share(x):
             return super().all_gather(x)
         if x.nbytes > _SHARED_BYTES:
             return torch.cat([self.all_gather(part) for part in _slices(x)])
@@ -170,10 +171,13 @@ class OneShotCollectives(Collectives):
         return self._shared.view(x.dtype)[: x.numel()].view(x.shape)
 
 
-def _has_words(x: Tensor) -> bool:
-    return x.nbytes % _WORD == 0
+def _can_share(x: Tensor) -> bool:
+    if x.nbytes <= _SHARED_BYTES:
+        return x.nbytes % _WORD == 0
+    row = x.nbytes // len(x)
+    return row % _WORD == 0 and row <= _SHARED_BYTES
 
 
 def _slices(x: Tensor) -> tuple[Tensor, ...]:
     """Return slices of rows that fit the shared memory."""
-    return x.split(max(1, _SHARED_BYTES * len(x) // x.nbytes))
+    return torch.split(x, max(1, _SHARED_BYTES * len(x) // x.nbytes))

@@ -97,8 +97,8 @@ class CudaLoop:
                 executable = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
             except DeviceError as error:
                 raise DeviceError(
-                    "CUDA refused a loop over the captured graphs. The bodies of a loop may contain "
-                    f"kernels, copies and fills, but no collectives of NCCL. {error}"
+                    "CUDA refused a loop over the captured graphs, which may contain kernels, "
+                    f"copies and fills, but no collectives of NCCL: {error}"
                 ) from error
             made.callback(bindings.cudaGraphExecDestroy, executable)
             stream = runtime_stream(torch.cuda.current_stream())
