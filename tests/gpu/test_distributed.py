@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rank_audits as audits
 import rank_commands as commands
 import rank_models as models
 import rank_plans as plans
@@ -24,6 +25,8 @@ pytestmark = [
 ]
 
 SCENARIOS = (
+    audits.replay_different_keys,
+    audits.replay_different_keys_without_collectives,
     commands.audit_on_all_ranks,
     models.replay_a_split_model,
     models.replay_a_split_model_in_one_shot,
