@@ -105,6 +105,35 @@ def test_a_linear_that_splits_by_the_number_of_rows_is_named(splits, text):
     assert text in finding.text
 
 
+class LeftLinear(nn.Linear):
+    """A linear layer that a load leaves to torch: it has a buffer of its own."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.register_buffer("own", torch.zeros(()))
+
+
+@pytest.mark.gpu
+def test_a_linear_of_cublas_is_named():
+    """Its kernels split sums by the number of rows."""
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=2048, intermediate_size=8192, num_hidden_layers=2,
+        num_attention_heads=16, num_key_value_heads=4, head_dim=128,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    down = model.model.layers[1].mlp.down_proj
+    left = LeftLinear(8192, 2048, bias=False, device="cuda", dtype=torch.bfloat16)
+    left.weight = down.weight
+    model.model.layers[1].mlp.down_proj = left
+    target = gk.models.load(model, row_invariant=True, check=False).target(**SETTINGS)
+    report = audit_target(target, only=["rows"], device="cuda")
+    finding = report.findings[0]
+    assert finding.kind == "rounding depends on other rows"
+    assert finding.module.endswith(PLANTED)
+    assert finding.kernel
+    assert "modeling_llama.py" in finding.source
+
+
 CHAINS = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
 
 
