@@ -84,11 +84,11 @@ class OneShotCollectives(Collectives):
     one such kernel too. For larger tensors each rank copies its own into its part of the memory,
     waits on the device until all have, and reads the others' parts: one kernel for a sum
     (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than
-    16 MiB go that way in slices of rows, but sums outside of graphs through NCCL.
+    16 MiB go in slices of rows; outside of graphs, such sums go through NCCL.
 
     Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
     ends, the others wait until their processes are killed. Sums of other types than float32 and
-    bfloat16, and tensors whose rows are no words of 4 bytes, go through NCCL.
+    bfloat16, and tensors whose rows are not whole words of 4 bytes, go through NCCL.
 
     Creation is collective and must precede captures. One stream at a time may use them.
 
