@@ -123,10 +123,9 @@ class OneShotCollectives(Collectives):
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
         if self._push.can_all_reduce(x):
             return self._push.all_reduce(x)
-        is_eager = not torch.cuda.is_current_stream_capturing()
         is_large = x.nbytes > _SHARED_BYTES
         has_type = x.dtype in (torch.float32, torch.bfloat16) and _can_share(x)
-        if not has_type or (is_large and is_eager):
+        if not has_type or (is_large and not torch.cuda.is_current_stream_capturing()):
             return super().all_reduce(x)
         if is_large:
             return torch.cat([self.all_reduce(part) for part in _slices(x)])
@@ -180,4 +179,4 @@ def _can_share(x: Tensor) -> bool:
 
 def _slices(x: Tensor) -> tuple[Tensor, ...]:
     """Return slices of rows that fit the shared memory."""
-    return torch.split(x, max(1, _SHARED_BYTES * len(x) // x.nbytes))
+    return torch.split(x, _SHARED_BYTES * len(x) // x.nbytes)

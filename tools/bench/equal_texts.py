@@ -10,7 +10,8 @@ for a model of random weights, and all trained ones for the reference model.
     torchrun --nproc-per-node 2 tools/bench/equal_texts.py --texts 40 --tp 2 --one-shot
 
 ``results/equal_texts.json`` joins the reports of three formats (``--quantize``), of the reference
-model, and of two GPUs, which are compared with plain decoding on the same two.
+model, of a mixture of experts with four layers of the size of Qwen3-30B-A3B, and of two GPUs, which
+are compared with plain decoding on the same two.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def run(options: argparse.Namespace, group: RankGroup | None) -> int:
         )
 
     cell = f"{options.shape or 'llama-1b'}, {options.quantize or options.dtype}"
+    reports = group is None or group.rank == 0
     if group is not None:
         cell += f", {group.size} ranks"
     with llama_1b() as file:
@@ -193,10 +195,10 @@ def run(options: argparse.Namespace, group: RankGroup | None) -> int:
                 pairs = list(zip(expected, own, strict=True))
                 found += measures(pairs, variant=name, setting=cell)
                 is_equal &= own == expected
-                if group is None or not group.rank:
+                if reports:
                     sys.stderr.write(f"{name}: {sum(map(tuple.__eq__, expected, own))} equal\n")
                     write_report(report(), options.out)  # a later setting may be interrupted
-    if group is None or not group.rank:
+    if reports:
         show(report(), options.out)
     return int(not is_equal)
 
