@@ -312,7 +312,7 @@ class DraftedModel:
         """
         backend = LayerGroupAttention(
             requests, self.layout.attention, spec.page_size, kv_dtype or self.model.dtype,
-            self.layout.indexers, slots, attention, self.row_invariant or self.device.type == "cpu",
+            self.layout.indexers, slots, attention, self.row_invariant,
         )  # fmt: skip
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
         layers, states = self.layout.recurrent, None
@@ -323,19 +323,26 @@ class DraftedModel:
         draft = self._draft_of(spec)
         aux_layers = () if draft is None else draft.aux_layers
         forward = TransformersForward(self.model, self.layout, backend, states, aux_layers)
-        is_row_invariant = backend.is_row_invariant and not self.row_dependences()
+        is_row_invariant = backend.is_row_invariant and not self._module_dependences()
         return EngineModel(forward, backend, states, is_row_invariant=is_row_invariant)
 
     def row_dependences(self) -> list[str]:
         """Return why the bits of a row may depend on the batch; empty if they do not.
 
-        An attention backend of another kind may be a further reason.
+        These are the reasons with the default attention backend.
         """
+        reasons = self._module_dependences()
+        if self.device.type != "cuda" and not self.row_invariant:
+            reasons.append("attention runs by torch's function (row_invariant)")
+        return reasons
+
+    def _module_dependences(self) -> list[str]:
+        """Return those of ``row_dependences`` that any attention backend has."""
         reasons = list[str]()
         if self.device.type == "cuda" and not self.row_invariant:
             reasons.append(
                 "attention, experts, products with quantised weights, and products of more than "
-                "1,024 rows take the fastest way"
+                "256 rows take the fastest way"
             )
         if not self.layout.replaced:
             reasons.append("its modules are not replaced (fuse)")

@@ -100,10 +100,10 @@ def load(
         group: Ranks that split the layers and the output head, as ``tp_plan`` of the model says. A
             rank reads its part of a folder. Draft heads of folders and MTP layers are split, too,
             and other draft models are on every rank, as embeddings. All ranks call this.
-        row_invariant: Whether the bits of a row are independent of the batch on CUDA, as ops allow
-            it. By default attention, products with quantised weights, and products of more than
-            1,024 rows take their fastest way; ``docs/same_bits.md`` says where equal rows cost
-            time. The log says at INFO whether rows depend on the batch, and why.
+        row_invariant: Whether the bits of a row are independent of the batch, as ops allow it. By
+            default attention, and on CUDA products with quantised weights and of more than 256
+            rows, take their fastest way; ``docs/same_bits.md`` says where equal rows cost time. The
+            log says at INFO whether rows depend on the batch, and why.
 
     Raises:
         CheckpointError: The folder cannot be loaded.

@@ -142,7 +142,8 @@ class TransformersModel(DraftedModel):
                 all texts need, requests are preempted. ``None`` selects what all requests need at
                 their longest, but on a GPU no more than fits in 70 % of its free memory, and
                 elsewhere no more than 1,024 per request; in any case enough for the longest one.
-            attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
+            attention: Attention backend; ``None`` selects ``TritonAttention`` on CUDA and for
+                ``row_invariant`` models, and otherwise ``SdpaAttention``.
             **options: Further arguments of ``SpeculativeEngine``.
 
         Raises:

@@ -55,8 +55,9 @@ class LayerGroupAttention(PooledAttention):
         dtype: Data type of keys and values.
         indexers: Modules with index keys, in the order of their indices.
         slots: KV slots; ``None`` selects those of every request at its longest.
-        kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
-        row_invariant: Whether it is row-invariant, if the backend can be.
+        kind: Backend of every group; ``None`` for the default of ``attention_class``.
+        row_invariant: Whether it is row-invariant, if the backend can be. On a CPU, those that can
+            be always are.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class LayerGroupAttention(PooledAttention):
         row_invariant: bool = True,
     ) -> None:
         device = requests.device
-        chosen = attention_class(kind, device)
+        chosen = attention_class(kind, device, row_invariant)
         tokens = all_slots(requests, page_size) if slots is None else slots
         members: dict[tuple[type[Pool], int, int], list[int]] = {}
         for number, member in enumerate(layers):
@@ -111,7 +112,7 @@ class LayerGroupAttention(PooledAttention):
         self._groups = list(dict.fromkeys(group for group, _ in self._place.values()))
         self._groups = self._groups or [chosen(requests, pools[0], scale=1.0)]
         for group in self._groups:
-            group.is_row_invariant = group.is_row_invariant and row_invariant
+            group.is_row_invariant &= row_invariant or device.type == "cpu"
         # An indexer scores all keys of all rows that the longest request has.
         self.skips_absent_rows = not indexers and self._groups[0].skips_absent_rows
         self.is_row_invariant = not indexers and self._groups[0].is_row_invariant
@@ -242,16 +243,19 @@ def slot_bytes(attention: PooledAttention) -> int:
     return sum(buffer[0].nbytes for buffer in buffers)
 
 
-def attention_class(attention: object, device: torch.device) -> type[PagedAttention]:
+def attention_class(
+    attention: object, device: torch.device, row_invariant: bool
+) -> type[PagedAttention]:
     """Return the attention backend that a setting selects on a device.
 
-    ``None`` selects Triton on CUDA, and torch elsewhere.
+    ``None`` selects ``TritonAttention`` on CUDA and for row-invariant models, and otherwise
+    ``SdpaAttention``, which is faster for the prompts of a CPU.
 
     Raises:
         ConfigError: It is neither ``None`` nor a class of backends.
     """
     if attention is None:
-        return TritonAttention if device.type == "cuda" else SdpaAttention
+        return TritonAttention if device.type == "cuda" or row_invariant else SdpaAttention
     if (
         isinstance(attention, type)
         and issubclass(attention, PagedAttention)

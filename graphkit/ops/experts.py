@@ -160,11 +160,8 @@ def expert_linear(
 ) -> torch.Tensor:
     """Multiply each row with the weights of the experts that it chose.
 
-    On CUDA, up to 64 rows run by a kernel that reads the weight of each chosen expert once, and of
-    no other. More rows of bfloat16 run by ``torch.nn.functional.grouped_mm``, and of other formats
-    by the kernel. The host does not read the choices.
-
-    With ``row_invariant``, all rows run by the kernel, which adds all inputs of an output in order.
+    On CUDA, the kernel reads the weight of each chosen expert once for up to 64 of its rows, and of
+    no other. It adds all inputs of an output in order. The host does not read the choices.
 
     Args:
         x: The rows, X = T; or one row for each choice, X = T * C, those of a row together.
@@ -189,8 +186,9 @@ def expert_linear(
         follows_product: Whether the last launch on the stream is this op with the same ``experts``,
             ``slots``, ``order`` and ``ends``. They may then be read while it runs, on compute
             capability 9.0 and above.
-        row_invariant: Whether the bits of a row depend on the row alone. Without it, more than 64
-            rows of bfloat16, and more than 256 rows of quantised weights, run faster.
+        row_invariant: Whether the bits of a row depend on the row alone. Without it, rows of
+            bfloat16 run by ``torch.nn.functional.grouped_mm`` if they have more than 128 pairs for
+            each expert, and more than 256 rows of quantised weights run by warpgroups.
 
     Returns:
         The products of each row and choice, [P, N] of x's dtype; with ``swiglu`` [P, N / 2]. Those

@@ -20,6 +20,10 @@ _FAST = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ROWS_IN_PARTS = 1024
 """Most rows whose partial sums exist at the same time, in float32. More rows are multiplied in
 slices, and their partial sums are reduced."""
+MOST_STEP_ROWS = 256
+"""Most rows that run in the parts of few rows without ``row_invariant``, as those of a decode or
+verify step. On an H200, one product of torch was faster for a prompt of 512 tokens
+(``tools/bench/first_token.py``)."""
 CPU_ROWS = 4
 """Rows of products on a CPU are padded to a multiple of it. MKL 2024.2 and oneDNN 3.12, which torch
 2.13 has, add the inputs of a row in another order for fewer rows, and for those left over."""
@@ -119,7 +123,8 @@ def empty_result(args: Any, bits: int) -> torch.Tensor:
 
         row_invariant = getattr(args, "row_invariant", True)
         product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype, row_invariant)
-        if product is not None and rows <= MOST_ROWS_IN_PARTS:
+        is_of_torch = bits > 8 and not row_invariant and rows > MOST_STEP_ROWS
+        if product is not None and rows <= MOST_ROWS_IN_PARTS and not is_of_torch:
             parts = product.splits
     dtype = x.dtype if parts == 1 else torch.float32
     return torch.empty(parts, rows, outputs, dtype=dtype, device=x.device)
@@ -146,7 +151,7 @@ def linear(
     already starts, and requests a weight of 16 bits, while the kernel before it runs. More rows run
     by cuBLAS with the same split of the inputs, if that has the same bits. ``choose_product`` of
     ``graphkit.ops.kernels`` has the limits. Other products run by ``torch.nn.functional.linear``,
-    and so do more than 1,024 rows without ``row_invariant``, such as those of a prompt.
+    and so do more than 256 rows without ``row_invariant``, such as those of a prompt.
     Up to two launches for up to 1,024 rows, but for the first product of a shape, which compares,
     and for a weight whose inputs do not divide into its parts.
 
@@ -162,7 +167,7 @@ def linear(
             ``add_rms_norm``, ``rotated_heads`` and ``store_rotated_heads`` reduce them, so that no
             kernel has to before. The rows, the weight and the device decide on their number.
         row_invariant: Whether the bits of a row are independent of the number of rows, also for
-            more than 1,024 rows.
+            more than 256 rows.
 
     Returns:
         The products, [T, N] of x's dtype; with ``swiglu`` [T, N / 2]; partial sums [S, T, N] of

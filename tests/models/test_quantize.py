@@ -157,6 +157,15 @@ def test_rows_are_equal_on_cuda_where_it_is_asked_for(row_invariant, device, is_
 
 
 @pytest.mark.parametrize("row_invariant", [False, True])
+def test_a_row_invariant_model_does_not_attend_by_torch_on_a_cpu(row_invariant):
+    loaded = models.load(small_model("llama"), row_invariant=row_invariant, device="cpu")
+    assert bool(loaded.row_dependences()) == (not row_invariant)
+    requests, spec = ReqToTokenPool(2, 1, torch.device("cpu")), loaded.spec("NGRAM", num_steps=2)
+    assert loaded.engine_model(requests, spec).is_row_invariant == row_invariant
+    assert loaded.engine_model(requests, spec, attention=TritonAttention).is_row_invariant
+
+
+@pytest.mark.parametrize("row_invariant", [False, True])
 @pytest.mark.parametrize("quantize", [None, "fp8"])
 def test_experts_have_the_flag_of_the_load(quantize, row_invariant, monkeypatch):
     loaded = models.load(
@@ -187,7 +196,7 @@ def test_every_product_has_the_flag_of_the_load(row_invariant, monkeypatch, capl
             row_invariant=row_invariant, check=False,
         )  # fmt: skip
     (message,) = [each.message for each in caplog.records if "bits of a row" in each.message]
-    assert "the row alone" in message
+    assert ("the row alone" in message) == row_invariant
 
     def quantized_linear(*args):
         flags.add(args[-1])

@@ -49,7 +49,7 @@ from graphkit.records import BenchReport, Measure
 SHAPE = 128, 8, 2048, 768
 """Experts, choices of a row, hidden and intermediate size."""
 QUICK_SHAPE = 8, 2, 256, 256
-ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 512, 2048)
 CALLS = 12
 """Calls of a graph, with choices of their own."""
 FEW_GATHERED = 8

@@ -206,14 +206,12 @@ def audited(path: Path, report: Path) -> AuditReport:
         path: The file of the program.
         report: A file that the audit may name; it is not written.
     """
-    global _graph_class
     on_cpu = device.type == "cpu"
     new_device: Any = RecorderDevice if on_cpu else CudaDevice.current
     audit = ProgramAudit(AuditOptions(report=report, every=1), None, new_device)
     RecorderDevice.graphs = []
-    before = driver.captured_node_counter
+    before, methods = driver.captured_node_counter, dict(vars(_graph_class))
     if on_cpu:
-        _graph_class = type("RecordedCUDAGraph", (RecordedCUDAGraph,), {})
         driver.captured_node_counter = lambda: RecorderDevice.counter
     observe_captures(_graph_class, audit.new_capture)
     observe_replays(_graph_class, lambda: audit)
@@ -225,5 +223,10 @@ def audited(path: Path, report: Path) -> AuditReport:
     finally:
         driver.captured_node_counter = before
         following._audits.clear()
+        for name in vars(_graph_class).keys() - methods.keys():
+            delattr(_graph_class, name)
+        for name, method in methods.items():
+            if vars(_graph_class)[name] is not method:
+                setattr(_graph_class, name, method)
     audit.end()
     return audit.results.current()

@@ -35,7 +35,11 @@ from graphkit.ops.kernels.tiled_linear import nibble_code, prefetch, tile_sums
 from graphkit.ops.quantized_layout import BLOCK
 
 MOST_ROWS = 64
-"""Most rows of a tile. More rows of bfloat16 run by a grouped product of torch."""
+"""Most rows of a tile."""
+MOST_ROWS_OF_EXPERT = 128
+"""Most pairs for each expert of bfloat16 that the kernel multiplies if bits may differ between
+numbers of rows. On an H200 it was faster than the grouped product of torch up to 2,048 rows of the
+layer of ``tools/bench/experts.py``, which have 128 pairs for each expert."""
 MOST_ROWS_OF_WARPS = 256
 """Most rows whose quantised weights warps multiply if bits may differ between numbers of rows. On
 an H200, warps were faster for 128 rows of the layer of ``tools/bench/experts.py``, and warpgroups
@@ -305,7 +309,8 @@ def launch_expert_linear(args: Any, tiles: ExpertTiles | None = None) -> torch.T
     elif order is None or ends is None:
         order, ends = group_by_expert(args.experts, num_experts, args.slots)
     is_fastest = tiles is None and not args.row_invariant
-    if tokens > MOST_ROWS and is_fastest and can_group(x, weight):
+    has_many = tokens * choices > MOST_ROWS_OF_EXPERT * num_experts
+    if has_many and is_fastest and can_group(x, weight):
         return _grouped(args, x, order, ends, out, gate)
     if weight.dtype == torch.float8_e4m3fn:
         check_float8(x.device, "expert_linear")

@@ -1,8 +1,8 @@
 """Programmatic dependent launch for kernels in Gluon; the rules are those of ``launch``.
 
 Gluon is Triton's language with explicit layouts. It is experimental, and Triton's interpreter does
-not run it. The kernels that stream a weight, and those that push words to other ranks, are written
-in it. Checked on Triton 3.6.0 and 3.7.1.
+not run it. The kernels that stream a weight, attend from a prompt, or push words to other ranks are
+written in it. Checked on Triton 3.6.0 and 3.7.1.
 """
 
 from triton.experimental import gluon

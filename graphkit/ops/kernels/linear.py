@@ -19,7 +19,7 @@ from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear import finished, joined, launch_product
 from graphkit.ops.kernels.quantized_linear_config import Product, TiledProduct, choose_product
 from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS
-from graphkit.ops.linear import MOST_ROWS_IN_PARTS, multiply
+from graphkit.ops.linear import MOST_ROWS_IN_PARTS, MOST_STEP_ROWS, multiply
 from graphkit.ops.quantized_layout import BLOCK
 
 HEAD_TILE, HEAD_BLOCK = 64, 64
@@ -33,7 +33,7 @@ def launch_linear(args: Any, product: Product | None = None) -> torch.Tensor:
     x, weight = args.x, args.weight
     (rows, inputs), outputs = x.shape, len(weight)
     # A prompt fills the device without a split of the inputs, and then writes no sums in float32.
-    may_split = args.row_invariant or rows <= MOST_ROWS_IN_PARTS
+    may_split = args.row_invariant or rows <= MOST_STEP_ROWS
     if product is None and weight.is_contiguous() and may_split:
         bits = 8 * weight.element_size()
         product = choose_product(rows, inputs, outputs, bits, x.device, x.dtype)

@@ -12,6 +12,7 @@ from graphkit.ops.kernels.attention_config import (
     LARGE_KEYS,
     LEAST_SEGMENT,
     MAX_SPLITS,
+    PROMPT_ROWS,
     AttentionConfig,
     choose_config,
     choose_fast_config,
@@ -25,9 +26,10 @@ from graphkit.ops.kernels.attention_joins import (
     join_splits_kernel,
 )
 from graphkit.ops.kernels.attention_segments import LOG2_E
-from graphkit.ops.kernels.devices import has_float8_cvt, multiprocessors
+from graphkit.ops.kernels.devices import has_float8_cvt, has_warpgroups, multiprocessors
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.paged_attention_kernel import paged_attention_kernel
+from graphkit.ops.kernels.prompt_attention import ROWS, prompt_attention_kernel
 from graphkit.ops.kv_cache import FP8
 
 EARLY_KEYS, EARLY_FP8_KEYS = 4, 8
@@ -121,9 +123,47 @@ def _requests_keys_early(
     keys_per_row = EARLY_FP8_KEYS if key.dtype == torch.int16 else EARLY_KEYS
     if config.block_keys < keys_per_row * config.block_rows:
         return False
+    return _are_aligned(query, key, value)
+
+
+def _are_aligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether rows and keys are aligned."""
     strides = [stride for rows in (query, key, value) for stride in rows.stride()[:2]]
     addresses = [rows.data_ptr() for rows in (query, key, value)]
     return all(number % ALIGNED == 0 for number in (key.shape[2], *strides, *addresses))
+
+
+def _suits_warpgroups(args: Any, query: torch.Tensor) -> bool:
+    """Return whether ``prompt_attention_kernel`` takes the arguments of the op."""
+    key, value, width = args.key_cache, args.value_cache, args.max_seqlen_q
+    if not has_warpgroups(query.device) or args.mask is not None or args.window or args.softcap:
+        return False
+    if key.shape != value.shape or key.shape[2] not in (64, 128) or is_part_of(value, key):
+        return False
+    if not (query.dtype == key.dtype == value.dtype and query.element_size() == 2):
+        return False
+    has_rows = width * (query.shape[1] // key.shape[1]) >= PROMPT_ROWS
+    has_scales = args.key_scale_M is not None or args.value_scale_M is not None
+    return has_rows and not has_scales and _are_aligned(query, key, value)
+
+
+def _launch_prompt_attention(args: Any, out: torch.Tensor, query: torch.Tensor) -> None:
+    key, value, width = args.key_cache, args.value_cache, args.max_seqlen_q
+    (tokens, heads, dim), kv_heads = query.shape, key.shape[1]
+    requests, max_pages = args.page_table.shape
+    # Rows that no request has are those of further requests without keys.
+    all_requests = max(requests, triton.cdiv(tokens, width))
+    row_tiles = triton.cdiv(width * heads // kv_heads, 2 * ROWS.value)
+    launch(
+        prompt_attention_kernel, (all_requests * row_tiles * kv_heads,), args, out=out, query=query,
+        key_cache=key, value_cache=value, sinks=args.sinks_N, query_token_stride=query.stride(0),
+        query_head_stride=query.stride(1), tokens=tokens, max_keys=max_pages * args.page_size,
+        max_pages=max_pages, requests=requests, all_requests=all_requests, row_tiles=row_tiles,
+        width=width, scale_log2=args.scale * LOG2_E.value, KEY_SLOT_STRIDE=key.stride(0),
+        KEY_HEAD_STRIDE=key.stride(1), VALUE_SLOT_STRIDE=value.stride(0),
+        VALUE_HEAD_STRIDE=value.stride(1), PAGE_SIZE=args.page_size, HEADS=heads,
+        GROUP=heads // kv_heads, DIM=dim, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def launch_paged_attention(
@@ -157,6 +197,9 @@ def launch_paged_attention(
         if not args.row_invariant:
             most = min(seen_keys // chosen.least_split, MAX_SPLITS)
         splits = choose_splits(tiles, most, chosen.programs * processors)
+    if config is None and splits == 1 and _suits_warpgroups(args, query):
+        _launch_prompt_attention(args, out, query)
+        return
     if config is None:
         chosen = spread_rows(chosen, tiles * splits, processors)
         if splits > 1:  # with stored sums, 128 rows exceed the shared memory of sm_90

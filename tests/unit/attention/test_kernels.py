@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
     choose_config,
@@ -42,6 +43,20 @@ def memory_of_nan(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", dirty(torch.empty))
     monkeypatch.setattr(torch.Tensor, "new_empty", dirty(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def launched_kernels(monkeypatch):
+    """Return a list of the names of the kernels of attention; without CUDA they do not run."""
+    names, launch = [], kernels.launch
+
+    def noted(kernel, grid, args, **others):
+        names.append(kernel.__name__)
+        if args.query_TND.is_cuda:
+            launch(kernel, grid, args, **others)
+
+    monkeypatch.setattr(kernels, "launch", noted)
+    return names
 
 
 def hide_unseen_keys(case):
@@ -376,6 +391,59 @@ def test_a_row_has_the_bits_that_it_has_alone(run, make_case):
         args[4], args[5] = lengths - 2 + row, torch.arange(3, dtype=torch.int32)
         args[9] = 1
         assert torch.equal(run(paged_attention, *args, launch={"splits": 1}), whole[row:6:3])
+
+
+@by(CUDA)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 8, "head_dim": 128},
+        {"heads": 8, "head_dim": 128, "page_size": 16, "sinks": True},
+        {"heads": 6, "head_dim": 64, "page_size": 4},
+        {"heads": 2, "head_dim": 64, "sinks": True},
+    ],
+    ids=str,
+)
+def test_a_prompt_by_warpgroups_has_the_bits_of_other_rows(
+    run, make_case, memory_of_nan, launched_kernels, dtype, options
+):
+    case = make_case(
+        [700, 0, 4200, 130], mode=EXTEND, width=600, rows=[520, 3, 260, 1], pads=2, dtype=dtype,
+        device="cuda", **options,
+    )  # fmt: skip
+    args, rows = list(case.op_args()), int(case.row_sums[-1])
+    args[0] = torch.cat([case.query, torch.full_like(case.query[:700], torch.nan)])
+    small = AttentionConfig(block_rows=16, block_keys=128, num_warps=4)
+    usual, got = (
+        run(paged_attention, *args, launch={"splits": 1, "config": config})
+        for config in (small, None)
+    )
+    assert launched_kernels == ["paged_attention_kernel", "prompt_attention_kernel"]
+    assert torch.equal(got[: case.live_rows], usual[: case.live_rows])
+    assert got[rows:].eq(0).all()
+
+
+PROMPT = {"heads": 8, "kv_heads": 2, "head_dim": 128, "width": 128, "dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_prompt"),
+    [
+        ({}, True), ({"sinks": True, "page_size": 4}, True), ({"head_dim": 64}, True),
+        ({"kv_heads": 4}, False), ({"width": 127}, False), ({"head_dim": 96}, False),
+        ({"dtype": torch.float32}, False), ({"window": 9}, False), ({"softcap": 2.0}, False),
+        ({"tree": True}, False), ({"latent": 64}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_warpgroups_attend_from_many_rows(
+    make_case, launched_kernels, monkeypatch, change, is_prompt
+):
+    monkeypatch.setattr(kernels, "has_warpgroups", lambda _: True)
+    case = make_case([3], **PROMPT | change)
+    INTERPRETER(paged_attention, *case.op_args(), launch={"splits": 1})
+    assert launched_kernels[0] == f"{'prompt' if is_prompt else 'paged'}_attention_kernel"
 
 
 @pytest.mark.parametrize("keys", [0, 1, 255, 256, 257, 4095, 4096, 4097, 8192, 100_000, 2**20])

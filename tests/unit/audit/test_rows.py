@@ -115,21 +115,21 @@ class LeftLinear(nn.Linear):
 
 @pytest.mark.gpu
 def test_a_linear_of_cublas_is_named():
-    """Its kernels split sums by the number of rows."""
+    """On an H200 its sums of 64 rows are divided in another way than those of 1 to 48."""
     config = LlamaConfig(
-        vocab_size=4096, hidden_size=2048, intermediate_size=8192, num_hidden_layers=2,
-        num_attention_heads=16, num_key_value_heads=4, head_dim=128,
+        vocab_size=4096, hidden_size=4096, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    down = model.model.layers[1].mlp.down_proj
-    left = LeftLinear(8192, 2048, bias=False, device="cuda", dtype=torch.bfloat16)
-    left.weight = down.weight
-    model.model.layers[1].mlp.down_proj = left
+    attention = model.model.layers[0].self_attn
+    left = LeftLinear(4096, 4096, bias=False, device="cuda", dtype=torch.bfloat16)
+    left.weight = attention.o_proj.weight
+    attention.o_proj = left
     target = gk.models.load(model, row_invariant=True, check=False).target(**SETTINGS)
     report = audit_target(target, only=["rows"], device="cuda")
     finding = report.findings[0]
     assert finding.kind == "rounding depends on other rows"
-    assert finding.module.endswith(PLANTED)
+    assert finding.module.endswith("model.layers.0.self_attn.o_proj")
     assert finding.kernel
     assert "modeling_llama.py" in finding.source
 

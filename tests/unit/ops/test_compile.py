@@ -256,6 +256,34 @@ def test_products_that_stream_a_weight_of_16_bits_compile(dtype, rows, result, m
     assert "wgmma.mma_async" in kernel.asm["ptx"]
 
 
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_attention_of_a_prompt_compiles(dim, dtype, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        triton.JITFunction, "run",
+        lambda kernel, *args, **options: compiled.append(compile_only(kernel, *args, **options)),
+    )  # fmt: skip
+    monkeypatch.setattr("graphkit.ops.kernels.launch.has_dependent_launch", lambda _: True)
+    monkeypatch.setattr("graphkit.ops.kernels.paged_attention.has_warpgroups", lambda _: True)
+    op, ints = OPS["paged_attention"], zeros(2, dtype=torch.int32)
+    cache, tables = zeros(64, 2, dim, dtype=dtype), (ints.new_zeros(2, 64), ints, ints.new_zeros(3))
+    for sinks in (None, zeros(8, dtype=dtype)):
+        query = zeros(512, 8, dim, dtype=dtype)
+        args = query, cache, cache.clone(), *tables, None, 1.0, 1, 256, 0, 0.0, sinks
+        op.launch(op.arguments(*args), splits=1)
+    for kernel in compiled:
+        assert kernel.metadata.shared <= 227 * 1024
+        ptx, barriers = kernel.asm["ptx"], r"local_alloc : \(\) -> !ttg.memdesc<\w+xi64"
+        assert "wgmma.mma_async" in ptx
+        assert not ACCESS.search(ptx.partition("griddepcontrol.wait")[0])
+        # See ``test_products_that_stream_their_weight_compile``.
+        assert len(re.findall(barriers, kernel.asm["ttgir"])) == 1
+    assert len(compiled) == 2
+
+
 @compiles
 def test_copies_of_a_weight_are_not_read_while_the_kernel_before_writes_them(monkeypatch):
     """The kernels that make a tensor contiguous or aligned run before the product."""

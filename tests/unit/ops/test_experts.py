@@ -216,8 +216,12 @@ def test_row_invariant_products_of_many_rows_run_by_the_kernel(row_invariant, mo
     case = random_case(0, "plain", torch.bfloat16, rows=70, sizes=(64, 128))
     order, ends = group_by_expert(case.experts, len(case.matrices))
     args = kernels_args(case, row_invariant=row_invariant, order=order, ends=ends)
-    kernels.launch_expert_linear(args)
-    assert launched == [kernels.expert_linear_kernel if row_invariant else "grouped"]
+    pairs = case.experts.numel() / len(case.matrices)
+    for most in (pairs, pairs - 0.1):
+        monkeypatch.setattr(kernels, "MOST_ROWS_OF_EXPERT", most)
+        kernels.launch_expert_linear(args)
+    few = kernels.expert_linear_kernel
+    assert launched == [few, few if row_invariant else "grouped"]
 
 
 @pytest.mark.parametrize("gate", GATES)

@@ -204,7 +204,7 @@ def test_weights_of_any_size_match_the_reference(run, launched):
 def test_a_prompt_is_one_product_of_torch_where_rows_may_have_other_bits(
     run, result, launched, monkeypatch
 ):
-    monkeypatch.setattr(linear_kernels, "MOST_ROWS_IN_PARTS", 4)
+    monkeypatch.setattr(linear_kernels, "MOST_STEP_ROWS", 4)
     for rows in (4, 5):
         for args in cases.plain_cases(CPU, [torch.float16], [rows], [(64, 1024)]):
             for row_invariant in (True, False):
