@@ -11,8 +11,7 @@ graph, and of the commit of its last rows if layers are recurrent. The bytes are
 
     python tools/bench/served_shapes.py --out tools/bench/results/served_shapes.json
 
-``results/served_shapes.json`` joins reports of the shapes (``--shapes``). That of Mamba 2 has only
-the first tokens.
+``results/served_shapes.json`` joins reports of the shapes (``--shapes``).
 """
 
 from __future__ import annotations
