@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-pytest.importorskip("docutils")
+pytest.importorskip("sphinx.application")
 
 import exported_pages
 from documentation_blocks import DOCS, PAGES

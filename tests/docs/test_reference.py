@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-pytest.importorskip("docutils")
+pytest.importorskip("sphinx.application")
 
 import api_reference
 import command_reference

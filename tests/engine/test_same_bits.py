@@ -12,7 +12,7 @@ from exact_sums import exact_sums
 from graphkit import models
 from graphkit.engine import SamplingParams
 from graphkit.models.heads.draft_model import StandaloneDraft
-from small_models import needs_recurrent, small_model
+from small_models import small_model
 from small_targets import drafted_llama, mtp_chain, with_draft
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,6 @@ def test_every_drafter(kind, settings, dtype):
         assert engine.stats.preemptions > 0
 
 
-@needs_recurrent
 @pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1", "granitemoehybrid", "mamba", "lfm2"])
 def test_recurrent_layers(kind):
     """Bits of a prompt do not depend on the drafts of later steps; those of its chunks may."""

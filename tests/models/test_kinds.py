@@ -9,8 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit import models
-from graphkit.errors import ConfigError
-from small_models import DIFFERENT_KINDS, IS_OLD, KINDS, small_model
+from small_models import DIFFERENT_KINDS, KINDS, small_model
 
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]
 NEW_TOKENS = 14
@@ -19,13 +18,7 @@ ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
 
 @pytest.fixture(scope="module", params=KINDS if ALL else (*DIFFERENT_KINDS, "deepseek_v32"))
 def loaded(request):
-    model = small_model(request.param)
-    try:
-        return models.load(model, device="cpu")
-    except ConfigError as error:
-        if IS_OLD and "recurrent layers, which need" in str(error):
-            pytest.skip(str(error))
-        raise
+    return models.load(small_model(request.param), device="cpu")
 
 
 def expected(model, prompt, **options):

@@ -42,7 +42,6 @@ def test_the_layout_is_learnt_from_a_forward():
     ]
 
 
-@needs_recurrent
 def test_the_states_of_a_hybrid_are_learnt_from_a_forward():
     hybrid = models.load(small_model("qwen3_next"), device="cpu").layout
     assert [layer.name for layer in hybrid.attention] == ["model.layers.1.self_attn"]
@@ -176,7 +175,7 @@ def test_an_unknown_dtype_is_no_error_of_the_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_next", marks=needs_recurrent)])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
 def test_a_target_is_captured_and_audits_clean(kind):
     target = models.load(small_model(kind), device="cpu").target(
         max_batch_size=4, max_context_len=64
@@ -231,7 +230,7 @@ def test_pages_of_a_target_belong_to_one_request():
     assert (table[1:, ::4] % 4 == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("mamba", marks=needs_recurrent)])
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
 def test_the_model_itself_runs_inside_a_forward_alone(kind):
     loaded = models.load(small_model(kind), device="cpu", check=False)
     with pytest.raises(AttentionError, match="call the forward of its target, not the model"):

@@ -19,7 +19,7 @@ from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.stored_tensors import targets
 from mtp_folders import save_with_mtp
 from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
-from small_models import IS_OLD, KINDS, small_model
+from small_models import KINDS, small_model
 
 ALL = "GRAPHKIT_ALL_MODELS" in os.environ  # `make models`
 WITHOUT_LINEAR = ("gpt2",)
@@ -38,15 +38,6 @@ FEW = [
 IDS = torch.tensor([[5, 17, 3, 17, 3, 17, 9, 40, 41, 8]])
 
 
-def load(folder, **options):
-    try:
-        return models.load(folder, device="cpu", **options)
-    except ConfigError as error:
-        if IS_OLD and "recurrent layers" in str(error):
-            pytest.skip(str(error))
-        raise
-
-
 def check_logits(loaded, expected):
     with torch.no_grad():
         torch.testing.assert_close(
@@ -60,7 +51,7 @@ def check_logits(loaded, expected):
 )
 def test_logits_are_those_of_the_dequantised_folder(tmp_path, kind, name):
     expected = write_quantized(tmp_path / "folder", name, kind, sizes={})
-    loaded = load(tmp_path / "folder")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     check_logits(loaded, expected)
     layers = [m for m in loaded.original.modules() if isinstance(m, QuantizedLinear)]
     assert layers or kind in WITHOUT_LINEAR
@@ -70,7 +61,7 @@ def test_logits_are_those_of_the_dequantised_folder(tmp_path, kind, name):
 def test_experts_of_several_groups_are_merged(tmp_path, name):
     sizes = {**SIZES, "intermediate_size": 384}
     expected = write_quantized(tmp_path / "folder", name, "mixtral", sizes=sizes)
-    check_logits(load(tmp_path / "folder"), expected)
+    check_logits(models.load(tmp_path / "folder", device="cpu"), expected)
 
 
 def held_experts(loaded):
@@ -84,7 +75,7 @@ def held_experts(loaded):
 @pytest.mark.parametrize("name", ["awq", "gptq", "fp8 blocks", "modelopt"])
 def test_experts_are_held_as_they_are_stored(tmp_path, caplog, name):
     expected = write_quantized(tmp_path / "folder", name, "qwen3_moe", sizes={})
-    loaded = load(tmp_path / "folder")
+    loaded = models.load(tmp_path / "folder", device="cpu")
     check_logits(loaded, expected)
     quantised, plain = held_experts(loaded)
     assert len(quantised) == 2 * loaded.model.config.num_hidden_layers
@@ -97,7 +88,7 @@ def test_the_check_at_load_finds_experts_that_are_merged_wrongly(tmp_path, monke
     join = QuantizedWeight.join
     monkeypatch.setattr(QuantizedWeight, "join", lambda weights: join([*reversed(weights)]))
     with pytest.raises(ConfigError, match=r"experts\.gate_up_proj\.0 computes other products"):
-        load(tmp_path / "folder", fuse=False)
+        models.load(tmp_path / "folder", fuse=False, device="cpu")
 
 
 @pytest.mark.parametrize("shape", ["tensor", "channel", "block"])
@@ -115,7 +106,7 @@ def test_experts_of_one_tensor_are_held_as_they_are_stored(tmp_path, shape):
             weights.data = torch.stack([expected for _, expected in parts])
     save_file(tensors, file, metadata={"format": "pt"})
     change_settings(tmp_path, LAYOUTS["fp8 blocks"][0])
-    loaded = load(tmp_path)
+    loaded = models.load(tmp_path, device="cpu")
     check_logits(loaded, model)
     assert len(held_experts(loaded)[0]) == 2 * model.config.num_hidden_layers
 
@@ -142,7 +133,7 @@ def test_layers_below_a_language_model_are_read(tmp_path, kind, is_nested):
     settings = {} if is_nested else {"quantization_config": text.pop("quantization_config")}
     config = {"model_type": kind.removesuffix("_text"), "text_config": text, **settings}
     path.write_text(json.dumps(config))
-    check_logits(load(tmp_path / "folder"), expected)
+    check_logits(models.load(tmp_path / "folder", device="cpu"), expected)
 
 
 @pytest.mark.parametrize("shape", ["tensor", "channel", "block"])
@@ -199,12 +190,12 @@ def test_mtp_layers_are_read_quantised(tmp_path, kind, name):
         stored |= {f"{path}.{suffix}": part.contiguous() for suffix, part in parts.items()}
     assert stored, "quantised MTP layers"
     save_file(tensors, file, metadata={"format": "pt"})
-    plain = load(tmp_path, draft="mtp").draft.module
+    plain = models.load(tmp_path, draft="mtp", device="cpu").draft.module
     quantised = {n.rpartition(".")[0] for n in stored}
     kept = {n: t for n, t in tensors.items() if n.removesuffix(".weight") not in quantised}
     save_file(kept | stored, file, metadata={"format": "pt"})
     change_settings(tmp_path, LAYOUTS[name][0])
-    read = load(tmp_path, draft="mtp").draft.module
+    read = models.load(tmp_path, draft="mtp", device="cpu").draft.module
     kept = {
         name: layer
         for name, layer in read.named_modules()

@@ -18,7 +18,7 @@ from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.quantization.weight import QUANTIZATIONS
 from graphkit.ops.experts import expert_linear
 from mtp_folders import save_with_mtp
-from small_models import needs_recurrent, small_model
+from small_models import small_model
 
 PROMPT = [5, 17, 3, 17, 3, 17, 9]
 every_format = pytest.mark.parametrize("quantize", QUANTIZATIONS)
@@ -126,7 +126,7 @@ def test_mtp_layers_are_quantised_after_they_are_read(tmp_path, quantize):
     assert generated(loaded) == continued(dequantized(loaded.original))
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v32", pytest.param("mamba", marks=needs_recurrent)])
+@pytest.mark.parametrize("kind", ["deepseek_v32", "mamba"])
 def test_weights_that_the_model_reads_itself_are_not_quantised(kind):
     """DeepSeek-V3.2 reads the dtype of one, Mamba multiplies with one."""
     loaded = models.load(small_model(kind), quantize="fp8", device="cpu")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from graphkit import models
 from graphkit.errors import CheckpointError
 from mtp_folders import save_with_mtp
-from small_models import needs_recurrent, small_model
+from small_models import small_model
 
 ATTENTION = "model.layers.1.self_attn"
 FP8 = torch.float8_e4m3fn
@@ -89,7 +89,7 @@ def test_tensors_that_no_text_needs_are_named_once(tmp_path, caplog, tensors, co
     assert next(iter(tensors)) in lines[0]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", pytest.param("qwen3_next", marks=needs_recurrent)])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next"])
 def test_mtp_layers_are_named_once(tmp_path, caplog, kind):
     save_with_mtp(small_model(kind), tmp_path, template=1)
     with caplog.at_level(logging.INFO, logger="graphkit"):

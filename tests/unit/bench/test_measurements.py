@@ -12,7 +12,6 @@ from graphkit.errors import DeviceError
 from graphkit.ops.quantized_linear import quantized_linear
 from graphkit.records import BenchReport
 from graphkit.spec import ForwardMode
-from small_models import needs_recurrent
 from tools.bench import shape_targets
 from tools.bench.shape_targets import shape_target
 
@@ -314,7 +313,6 @@ def test_opening_and_every_act_are_measured(bench, monkeypatch, tmp_path, capsys
     assert "open" in capsys.readouterr().out
 
 
-@needs_recurrent
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_next"])
 def test_a_served_shape_has_few_layers(name, monkeypatch):
     import served_shapes
