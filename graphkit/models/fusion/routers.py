@@ -28,6 +28,7 @@ class Router:
         bias: Name of its bias, [E]; empty without.
         options: Arguments of ``choose_experts`` beside the logits.
         places: Place of logits, factors and experts in its result.
+        dtype: Dtype of the product, that of the rows or float32.
     """
 
     def __init__(
@@ -37,15 +38,17 @@ class Router:
         bias: str,
         options: Mapping[str, Any],
         places: tuple[int, int, int],
+        dtype: torch.dtype,
     ) -> None:
         self._module, self._weight, self._bias = module, weight, bias
-        self._options, self._places = options, places
+        self._options, self._places, self._dtype = options, places, dtype
 
     def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits, factors and experts of rows, [..., H], in the order of the router."""
-        bias = self._module.get_parameter(self._bias) if self._bias else None
-        weight = self._module.get_parameter(self._weight)
-        return self.of(project(hidden_states.reshape(-1, weight.shape[1]), weight, bias))
+        bias = self._module.get_parameter(self._bias).to(self._dtype) if self._bias else None
+        weight = self._module.get_parameter(self._weight).to(self._dtype)
+        rows = hidden_states.reshape(-1, weight.shape[1]).to(self._dtype)
+        return self.of(project(rows, weight, bias))
 
     def chosen(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts and their factors, for the arguments of the experts' module."""
@@ -80,28 +83,34 @@ def _router(call: ModuleCall) -> Router | None:
     if not is_tuple or len(output) != 3 or rows.dtype not in _DTYPES:
         return None
     weight = own[weights[0]]
-    logits = _different_numbers(rows.numel() // rows.shape[-1], len(weight)).to(rows)
+    logits = _different_numbers(rows.numel() // rows.shape[-1], len(weight)).to(rows.device)
     products: list[tuple[Any, ...]] = []
 
     def given(function: Any, *args: Any, **kwargs: Any) -> Any:
         if function is not torch.nn.functional.linear:
             return function(*args, **kwargs)
         products.append((*args, *kwargs.values()))
-        return logits.view(*args[0].shape[:-1], -1)
+        return logits.to(args[0].dtype).view(*args[0].shape[:-1], -1)
 
     with Intercepted(given), torch.no_grad():
         expected = module.forward(rows)
     if len(products) != 1:
         return None
     ((x, *parameters),) = products
-    names = [name for each in parameters for name, own_one in own.items() if own_one is each]
-    if x.shape[-1:] != rows.shape[-1:] or x.data_ptr() != rows.data_ptr() or x.dtype != rows.dtype:
+    logits = logits.to(x.dtype)
+    names = [
+        name
+        for each in parameters
+        for name, own_one in own.items()
+        if each is not None and _is_widened(own_one, each)
+    ]
+    if x.shape[-1] != rows.shape[-1] or not _is_widened(rows.reshape(x.shape), x):
         return None
     if len(names) != len([each for each in parameters if each is not None]) or len(names) > 2:
         return None
     experts = [n for n, result in enumerate(expected) if result.dtype == torch.int64]
     copies = [n for n, result in enumerate(expected) if result.shape[-1] == len(weight)]
-    copies = [n for n in copies if n not in experts and torch.equal(expected[n].float(), logits)]
+    copies = [n for n in copies if n not in experts and torch.equal(expected[n].float(), logits.float())]
     factors = [n for n in range(3) if n not in (*experts, *copies[:1])]
     if not len(experts) == len(copies[:1]) == len(factors) == 1:
         return None
@@ -109,10 +118,17 @@ def _router(call: ModuleCall) -> Router | None:
     dtype, choices = expected[places[1]].dtype, expected[places[2]].shape[-1]
     for normalise in (False, True):
         options = {"choices": choices, "normalise": normalise, "rounds": dtype != torch.float32}
-        router = Router(module, names[0], "".join(names[1:]), options, places)
+        router = Router(module, names[0], "".join(names[1:]), options, places, x.dtype)
         if _same(expected, router.of(logits)):
             return router
     return None
+
+
+def _is_widened(own: torch.Tensor, used: torch.Tensor) -> bool:
+    """Return whether a tensor is another one, or has its numbers in float32."""
+    if used.dtype == own.dtype:
+        return used.data_ptr() == own.data_ptr() and used.shape == own.shape
+    return used.dtype == torch.float32 and torch.equal(used, own.float())
 
 
 def _different_numbers(rows: int, count: int) -> torch.Tensor:
