@@ -109,8 +109,13 @@ def _router(call: ModuleCall) -> Router | None:
     if len(names) != len([each for each in parameters if each is not None]) or len(names) > 2:
         return None
     experts = [n for n, result in enumerate(expected) if result.dtype == torch.int64]
-    copies = [n for n, result in enumerate(expected) if result.shape[-1] == len(weight)]
-    copies = [n for n in copies if n not in experts and torch.equal(expected[n].float(), logits.float())]
+    copies = [
+        n
+        for n, result in enumerate(expected)
+        if n not in experts
+        and result.shape[-1] == len(weight)
+        and torch.equal(result.float(), logits.float())
+    ]
     factors = [n for n in range(3) if n not in (*experts, *copies[:1])]
     if not len(experts) == len(copies[:1]) == len(factors) == 1:
         return None
