@@ -14,8 +14,9 @@ import torch
 
 from engine_runs import chain_and_tree, each_generation, finish, outputs, run_all
 from graphkit.engine import SamplingParams
-from graphkit.engine.step.acceptance import Draws, sample_tokens
+from graphkit.engine.step.acceptance import sample_tokens
 from graphkit.engine.step.processors import TargetLogits
+from graphkit.engine.step.request_state import RequestState
 from graphkit.ops.target_probs import target_probs
 from small_llama import full_logits, small_llama
 
@@ -100,16 +101,17 @@ def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, ge
     assert 1.2 < engine.stats.accept_length < 3.8, "some drafts are accepted, some refused"
 
 
-def draws_of(logits, temperature):
-    """Draws of one token per row of logits, with the row's number as the seed, without filters."""
-    rows = torch.arange(len(logits), device=logits.device)
-    ones = torch.ones_like(rows, dtype=torch.int32)
-    zeros = torch.zeros_like(rows, dtype=torch.float32)
-    return Draws(rows, zeros + temperature, 0 * ones, zeros + 1, zeros, seeds=rows, positions=ones)
+def state_of(logits, temperature):
+    """A request per row of logits, with the row's number as its row and seed, without filters."""
+    state = RequestState(len(logits), logits.device)
+    state.temperatures += temperature
+    state.seeds += torch.arange(len(state.seeds), device=logits.device)
+    return state
 
 
 def drawn_from(logits, temperature):
-    return sample_tokens(TargetLogits(logits), draws_of(logits, temperature))
+    rows = torch.arange(len(logits), device=logits.device)
+    return sample_tokens(TargetLogits(logits), rows, state_of(logits, temperature))
 
 
 def test_first_tokens_follow_the_target(logits, device):
@@ -160,8 +162,10 @@ def test_no_temperature_is_too_cold(temperature, device):
     """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
     logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
     assert drawn_from(logits, temperature).tolist() == [1, 0]
-    *settings, _, _ = draws_of(logits, temperature)
-    probs = target_probs(logits, *settings, 1)
+    state, rows = state_of(logits, temperature), torch.arange(2, device=device)
+    probs = target_probs(
+        logits, rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, 1
+    )
     assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 

@@ -18,6 +18,7 @@ from graphkit.buffers import AcceptedCounts
 from graphkit.engine.kv import KVPool
 from graphkit.engine.step.packed_rows import PackedRows
 from graphkit.engine.step.processors import TargetLogits
+from graphkit.engine.step.request_state import RequestState
 from graphkit.ops import compact_accepted_to_front
 from graphkit.ops.accepted_path import accepted_moves
 from graphkit.ops.logits import argmax_rows
@@ -174,28 +175,6 @@ class AcceptedPath(NamedTuple):
     num_accepted_tokens: torch.Tensor
 
 
-class Draws(NamedTuple):
-    """What the random numbers of requests depend on, by request row.
-
-    Shapes:
-        req_pool_indices: [B] int64, rows of the requests.
-        temperatures: [R] float32; 0 is greedy.
-        top_ks: [R] int32, see ``ops.target_probs`` for these three.
-        top_ps: [R] float32.
-        min_ps: [R] float32.
-        seeds: [R] int64, keys of the random numbers.
-        positions: [R] int32, positions of the roots.
-    """
-
-    req_pool_indices: torch.Tensor
-    temperatures: torch.Tensor
-    top_ks: torch.Tensor
-    top_ps: torch.Tensor
-    min_ps: torch.Tensor
-    seeds: torch.Tensor
-    positions: torch.Tensor
-
-
 def accept_greedily(
     candidates: torch.Tensor,
     links: Links,
@@ -231,7 +210,8 @@ def accept_sampled(
     logits: TargetLogits,
     longest_path: int,
     packed: PackedRows | None,
-    draws: Draws,
+    rows: torch.Tensor,
+    state: RequestState,
     positions: torch.Tensor,
     draft_probs: torch.Tensor | None = None,
 ) -> AcceptedPath:
@@ -248,42 +228,42 @@ def accept_sampled(
         logits: Logits.
         longest_path: Longest path.
         packed: Packed rows.
-        draws: What the draws depend on.
+        rows: Request rows, [B] int64.
+        state: Has the seeds and the sampling parameters, and the positions of the roots.
         positions: Position of each node, [B * W] int64.
         draft_probs: Distributions that the drafts were sampled from, [B * W, V], or ``None``.
     """
-    rows, *_, seeds, roots = draws
-    width, places = candidates.shape[1], positions.view(candidates.shape)
+    drawn_rows, width, places = rows, candidates.shape[1], positions.view(candidates.shape)
     if packed is not None:  # each row draws like a request of one node
-        width, places = 1, packed.positions[:, None]
-        draws = draws._replace(req_pool_indices=packed.req_pool_indices)
-    probs = _target_probs(logits, draws, width)
+        drawn_rows, width, places = packed.req_pool_indices, 1, packed.positions[:, None]
+    probs = _target_probs(logits, drawn_rows, state, width)
     if packed is not None and draft_probs is not None:
         probs = probs[packed.row_of]
     if draft_probs is None:
-        samples = target_samples(probs, draws.req_pool_indices, seeds, places)
+        samples = target_samples(probs, drawn_rows, state.seeds, places)
         if packed is not None:
             samples = samples[packed.row_of]
         path = accept_tokens(candidates, *links, samples, longest_path)
     else:
         path = accept_by_rejection(
-            candidates, *links, probs, draft_probs, rows, seeds, roots, longest_path
-        )
+            candidates, *links, probs, draft_probs, rows, state.seeds, state.seq_lens,
+            longest_path,
+        )  # fmt: skip
     return AcceptedPath(*path)
 
 
-def sample_tokens(logits: TargetLogits, draws: Draws) -> torch.Tensor:
+def sample_tokens(logits: TargetLogits, rows: torch.Tensor, state: RequestState) -> torch.Tensor:
     """Draw the target's token at each request's root, [B] int64, from logits [B, V]."""
-    rows, *_, seeds, positions = draws
-    probs = _target_probs(logits, draws, 1)
-    return target_samples(probs, rows, seeds, positions[rows].long()[:, None])
+    probs = _target_probs(logits, rows, state, 1)
+    return target_samples(probs, rows, state.seeds, state.seq_lens[rows].long()[:, None])
 
 
-def _target_probs(logits: TargetLogits, draws: Draws, width: int) -> torch.Tensor:
-    rows, temperatures, top_ks, top_ps, min_ps, _, _ = draws
+def _target_probs(
+    logits: TargetLogits, rows: torch.Tensor, state: RequestState, width: int
+) -> torch.Tensor:
     return target_probs(
-        logits.logits, rows, temperatures, top_ks, top_ps, min_ps, width, logits.processed,
-        logits.is_processed,
+        logits.logits, rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, width,
+        logits.processed, logits.is_processed,
     )  # fmt: skip
 
 

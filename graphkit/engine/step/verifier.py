@@ -12,7 +12,6 @@ from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.config import bitmask_words
 from graphkit.engine.step.acceptance import (
     AcceptedPath,
-    Draws,
     Links,
     Verified,
     accept_greedily,
@@ -216,7 +215,7 @@ class Verifier:
         processed = state.processors.process(logits, rows, roots, None, positions, state.stop_ids)
         if is_greedy:
             return most_probable(processed), processed.log_sums
-        return sample_tokens(processed, self._draws(rows)), processed.log_sums
+        return sample_tokens(processed, rows, state), processed.log_sums
 
     def verify(
         self,
@@ -297,7 +296,7 @@ class Verifier:
             path = (
                 accept_greedily(*drafted)
                 if is_greedy
-                else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
+                else accept_sampled(*drafted, rows, self._state, positions, tree.draft_probs)
             )
             hidden_states, logit_index = output.hidden_states, path.accept_index
             if packed is not None:
@@ -392,11 +391,3 @@ class Verifier:
         if not self.context.options.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
-
-    def _draws(self, rows: torch.Tensor) -> Draws:
-        """Return what the draws of requests depend on; the roots are at ``seq_lens``."""
-        state = self._state
-        return Draws(
-            rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds,
-            state.seq_lens,
-        )  # fmt: skip
