@@ -75,7 +75,8 @@ class Mailbox:
         """Number of the entry that was posted last."""
         self._check_device, self._wait_for_device = check_device, wait_for_device
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
-        self._entries = tuple(self._entry_words(index) for index in range(ENTRIES))
+        begins = range(RING_WORDS, size, self.entry_words)
+        self._entries = tuple(self._words[begin : begin + self.entry_words] for begin in begins)
         bodies = self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[:, Header.SOURCES :]
         self._bodies = tuple(body.numpy() for body in bodies)
         self._pointed: tuple[list[int], ...] = tuple([] for _ in range(ENTRIES))
@@ -174,10 +175,6 @@ class Mailbox:
             self._entries[index][word] = FROM_PAYLOAD
         self._pointed[index].clear()
 
-    def _entry_words(self, index: int) -> memoryview:
-        begin = RING_WORDS + index * self.entry_words
-        return self._words[begin : begin + self.entry_words]
-
     def _report_fault(self) -> NoReturn:
         """Raise for a replay that read another entry than its own. Waits for the device.
 
@@ -206,17 +203,3 @@ class Mailbox:
                         "not end, or an event that is never recorded."
                     )
             time.sleep(0)
-
-
-def host_view(
-    mailbox: Mailbox, index: int, layout: FieldLayout, rows: int
-) -> tuple[torch.Tensor, NDArray[Any] | None]:
-    """Return views of a field's live rows in an entry: a tensor, and an array if numpy can.
-
-    Shapes:
-        both: ``layout.shape(rows)``.
-    """
-    begin, end = layout.payload, layout.payload + layout.total_bytes
-    place = mailbox.entry(index).view(torch.uint8)[begin:end].view(layout.dtype)
-    place = layout.head(place.view(layout.shape(layout.capacity)), rows)
-    return place, None if layout.dtype is torch.bfloat16 else place.numpy()

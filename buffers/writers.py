@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.layout import Axis, FieldLayout
-from graphkit.buffers.mailbox import Mailbox, host_view
+from graphkit.buffers.mailbox import Mailbox
 from graphkit.buffers.validation import validate_field, wrong_count
 from graphkit.errors import InputError
 from graphkit.ops.refresh import FROM_PAYLOAD, Header
@@ -81,7 +81,10 @@ class FieldWriter:
         # A field without payload names an address in every batch, and need not be set back.
         self._point: Callable[[int, int], None] = mailbox.words(entry).__setitem__
         if not layout.field.by_address:
-            self._place, self.rows = host_view(mailbox, entry, layout, row_count)
+            words = mailbox.entry(entry).view(torch.uint8)[layout.payload :]
+            all_rows = words[: layout.total_bytes].view(layout.dtype)
+            self._place = layout.head(all_rows.view(layout.shape(layout.capacity)), row_count)
+            self.rows = None if layout.dtype is torch.bfloat16 else self._place.numpy()
             self._point = partial(mailbox.point, entry)
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1

@@ -50,43 +50,6 @@ class SampleRows:
         return slots
 
 
-def sample_fields(
-    sample: SampleRows, width: int, *, ragged: bool, appends: bool
-) -> dict[str, NDArray[np.generic]]:
-    """Return the fields of a sample batch that say where its rows are.
-
-    Args:
-        sample: The requests.
-        width: Rows per request, or the most of them.
-        ragged: Whether a request has as many rows as accepted tokens.
-        appends: Whether ``seq_lens`` leaves out the rows of this step.
-
-    Returns:
-        Every such field of any mode, by name. Token ids are not among them.
-    """
-    width += sample.num_front_tokens
-    accepted_B, requests = sample.accepted, len(sample.rows)
-    counts_B = accepted_B if ragged else np.full_like(accepted_B, width)
-    is_row_BW = np.arange(width) < counts_B[:, None]
-    depth_BW = np.tile(np.arange(width), (requests, 1))
-    fields: dict[str, NDArray[np.generic]] = {}
-    if sample.parents is not None:
-        fields["custom_mask"], depth_BW = tree_masks(sample.parents)
-    positions = (sample.committed[:, None] + depth_BW)[is_row_BW]
-    starts_B = np.arange(requests) * width
-    return fields | {
-        "req_pool_indices": sample.rows,
-        "seq_lens": sample.committed + (0 if appends else counts_B),
-        "positions": positions,
-        "mrope_positions": np.tile(positions, (3, 1)),
-        "out_cache_loc": sample.slots_after(width)[is_row_BW],
-        "extend_seq_lens": counts_B,
-        "num_accepted_drafts": accepted_B - 1,
-        "num_accepted_tokens": accepted_B,
-        "select_index": starts_B + sample.num_front_tokens + accepted_B - 1,
-    }
-
-
 def tree_masks(parents_BW: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
     """Return mask [B, W, W] and depth [B, W] of trees. A node sees its ancestors and itself.
 
@@ -161,12 +124,34 @@ class ModeDeclaration:
     def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
         """Return the fields of a sample batch that say where its rows are, as numpy arrays.
 
+        These are all such fields of any mode. Token ids are not among them.
+
         Args:
             spec: How the algorithm drafts and verifies.
             rows: The requests of the batch.
         """
         width = cls.width(spec) if rows.width is None else rows.width
-        return sample_fields(rows, width, ragged=cls.ragged, appends=cls.appends_rows)
+        width += rows.num_front_tokens
+        accepted_B, requests = rows.accepted, len(rows.rows)
+        counts_B = accepted_B if cls.ragged else np.full_like(accepted_B, width)
+        is_row_BW = np.arange(width) < counts_B[:, None]
+        depth_BW = np.tile(np.arange(width), (requests, 1))
+        fields: dict[str, NDArray[np.generic]] = {}
+        if rows.parents is not None:
+            fields["custom_mask"], depth_BW = tree_masks(rows.parents)
+        positions = (rows.committed[:, None] + depth_BW)[is_row_BW]
+        starts_B = np.arange(requests) * width
+        return fields | {
+            "req_pool_indices": rows.rows,
+            "seq_lens": rows.committed + (0 if cls.appends_rows else counts_B),
+            "positions": positions,
+            "mrope_positions": np.tile(positions, (3, 1)),
+            "out_cache_loc": rows.slots_after(width)[is_row_BW],
+            "extend_seq_lens": counts_B,
+            "num_accepted_drafts": accepted_B - 1,
+            "num_accepted_tokens": accepted_B,
+            "select_index": starts_B + rows.num_front_tokens + accepted_B - 1,
+        }
 
     @classmethod
     def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
+ResultT = TypeVar("ResultT")
 
 
 class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
@@ -411,9 +412,7 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong; its name is in the text.
             OutputError: The forward returned something other than its mode's output.
         """
-        if self._consensus is not None:
-            return self._consensus.run(self._fall_back, batch, without)
-        return self._fall_back(batch, without)
+        return self._on_ranks(self._fall_back, batch, without)
 
     def _fall_back(self, batch: InputsT, without: Collection[str]) -> OutputT:
         self.dispatch.require_inputs(batch)
@@ -450,9 +449,7 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
         """
         if self.status == "closed":
             raise ReplayError("the runner is closed. Create a new runner.")
-        if self._consensus is not None:
-            return self._consensus.run(self._run_padded, batch, padded_batch_size)
-        return self._run_padded(batch, padded_batch_size)
+        return self._on_ranks(self._run_padded, batch, padded_batch_size)
 
     def _run_padded(self, batch: InputsT, padded_batch_size: int | None) -> OutputT:
         self.dispatch.require_inputs(batch)
@@ -519,6 +516,10 @@ class Runner(_CapturedGraphs[OutputT], Generic[InputsT, OutputT]):
             agreements=consensus.agreements if consensus else 0,
             idle=consensus.idle if consensus else 0,
         )
+
+    def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Make a call that all ranks of the group make."""
+        return call(*arguments) if self.group is None else self.group.run(call, *arguments)
 
     def _replay_on_ranks(
         self, batch: InputsT, padded_batch_size: int | None, clone: bool

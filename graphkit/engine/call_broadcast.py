@@ -1,4 +1,4 @@
-"""The calls of an engine: of one rank, or of rank 0, which the others repeat."""
+"""The calls of an engine on rank 0, which the other ranks repeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from graphkit.distributed import Channel, RankGroup
 from graphkit.distributed.rank_store import names_of_ranks
@@ -15,60 +15,11 @@ from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.step import SamplingParams
 from graphkit.errors import ConfigError, RankError
 
-ResultT = TypeVar("ResultT")
 _CHECK_EVERY = 32
 _STEP, _CLOSE, _COMPARE = "step", "close", "compare"
 
 
-class LocalCalls:
-    """The calls of an engine on one rank: nothing is sent and nothing compared."""
-
-    def guard(self, call: Callable[[], ResultT]) -> ResultT:
-        """Make a call that all ranks make together."""
-        return call()
-
-    def finish(self, call: Callable[[], object]) -> None:
-        """Make a last call that all ranks make together; not after a rank has failed."""
-        call()
-
-    def leave(self, error: BaseException) -> None:
-        """Tell the other ranks that an exception ends this one."""
-
-    def submitted(self, request: Request) -> None:
-        """Send a request with the next step. It has the same number on all ranks."""
-
-    def aborted(self, request: Request) -> None:
-        """Send the abort of a submitted request with the next step."""
-
-    def step(self) -> None:
-        """Send the calls since the last step, and let all ranks run a step.
-
-        Raises:
-            RankError: This rank made other calls than rank 0, or a rank has failed.
-        """
-
-    def check(self, new_tokens: NewTokens, ended: Iterable[Request]) -> None:
-        """Compare tokens between ranks if requests have finished, and every few steps.
-
-        Args:
-            new_tokens: Tokens of the step that has been run.
-            ended: Requests that ended since the last call, unless they were aborted.
-
-        Raises:
-            RankError: A rank has failed, or generated other tokens than rank 0.
-        """
-
-    def close(self) -> None:
-        """Compare the last tokens, and let the other ranks return from ``worker_loop``.
-
-        Does nothing after a rank has failed.
-
-        Raises:
-            RankError: A rank has failed, or generated other tokens than rank 0.
-        """
-
-
-class CallBroadcast(LocalCalls):
+class CallBroadcast:
     """Repeats the calls of rank 0 on all ranks, and compares their tokens.
 
     Equal requests, seeds and weights give equal steps, so that ranks only need to share calls. All
@@ -100,21 +51,8 @@ class CallBroadcast(LocalCalls):
         """Checksums that ranks compare next, by name of the step or the request."""
         self._follows = self._is_closed = False
 
-    def guard(self, call: Callable[[], ResultT]) -> ResultT:
-        """See ``RankGroup.guard``."""
-        return self._group.guard(call)
-
-    def finish(self, call: Callable[[], object]) -> None:
-        """See ``LocalCalls.finish``."""
-        if not self._group.is_lost:  # after a failure of a rank, no tokens arrive
-            self._group.guard(call)
-
-    def leave(self, error: BaseException) -> None:
-        """See ``RankGroup.leave``."""
-        self._group.leave(error)
-
     def submitted(self, request: Request) -> None:
-        """See ``LocalCalls.submitted``."""
+        """Send a request with the next step. It has the same number on all ranks."""
         self._submitted += 1
         self._requests[self._submitted], self._numbers[request] = request, self._submitted
         sampling = asdict(request.sampling)
@@ -123,17 +61,27 @@ class CallBroadcast(LocalCalls):
         self._calls.append(["submit", list(request.prompt_ids), sampling])
 
     def aborted(self, request: Request) -> None:
-        """See ``LocalCalls.aborted``."""
+        """Send the abort of a submitted request with the next step."""
         assert request.finish_reason is not None, "its caller has set it"
         self._calls.append(["abort", self._numbers[request], request.finish_reason.name])
         self._aborted.append(request)
 
     def step(self) -> None:
-        """See ``LocalCalls.step``."""
+        """Send the calls since the last step, and let all ranks run a step.
+
+        Raises:
+            RankError: This rank made other calls than rank 0, or a rank has failed.
+        """
         self._share(_STEP)
 
     def close(self) -> None:
-        """See ``LocalCalls.close``."""
+        """Compare the last tokens, and let the other ranks return from ``worker_loop``.
+
+        Does nothing after a rank has failed.
+
+        Raises:
+            RankError: A rank has failed, or generated other tokens than rank 0.
+        """
         if not self._is_closed and not self._group.has_raised:
             self._is_closed = True
             if self._sums:
@@ -169,7 +117,15 @@ class CallBroadcast(LocalCalls):
             self._follows = False
 
     def check(self, new_tokens: NewTokens, ended: Iterable[Request]) -> None:
-        """See ``LocalCalls.check``."""
+        """Compare tokens between ranks if requests have finished, and every few steps.
+
+        Args:
+            new_tokens: Tokens of the step that has been run.
+            ended: Requests that ended since the last call, unless they were aborted.
+
+        Raises:
+            RankError: A rank has failed, or generated other tokens than rank 0.
+        """
         self._group.require_open()
         numbered = [(self._numbers[request], tokens) for request, tokens in new_tokens]
         self._sums.append((f"step {self._steps}", zlib.crc32(repr(numbered).encode())))

@@ -11,7 +11,7 @@ import torch
 
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.call_broadcast import CallBroadcast, LocalCalls
+from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.continuous_batching import ContinuousBatching
 from graphkit.engine.kv.contracts import check_request_pool
 from graphkit.engine.kv.pool import PoolUse, check_unused
@@ -180,7 +180,7 @@ class SpeculativeEngine:
         self._admission = Admission(spec_step, self.context_limit)
         self.device, self.group = context.device, group
         self.structured_output = structured_output
-        self._calls = LocalCalls() if group is None else CallBroadcast(group)
+        self._calls = None if group is None else CallBroadcast(group)
         self._batching = batching = ContinuousBatching(
             spec_step,
             self._admission,
@@ -376,7 +376,8 @@ class SpeculativeEngine:
                 self._batching.tally.change_reason(request, reason)
             return
         self._batching.abort(request, reason)
-        self._calls.aborted(request)
+        if self._calls is not None:
+            self._calls.aborted(request)
 
     @property
     def has_work(self) -> bool:
@@ -422,10 +423,12 @@ class SpeculativeEngine:
     @torch.no_grad()
     def _advance(self) -> tuple[NewTokens, list[Request]]:
         """Do what ``step`` does; return the requests that ended since the last call, too."""
-        return self._calls.guard(self._step)
+        return self._step() if self.group is None else self.group.guard(self._step)
 
     def _step(self) -> tuple[NewTokens, list[Request]]:
         self._check_open()
+        if self._calls is None:
+            return self._batching.step()
         self._calls.step()
         new_tokens, ended = self._batching.step()
         self._calls.check(new_tokens, ended)
@@ -439,13 +442,12 @@ class SpeculativeEngine:
             ReplayError: The engine has no group, is closed, or this is rank 0.
         """
         self._check_open()
-        calls = self._calls
-        if self.group is None or not self.group.rank or not isinstance(calls, CallBroadcast):
+        if self.group is None or self._calls is None or not self.group.rank:
             raise ReplayError(
                 "worker_loop() is for ranks other than 0 of an engine with group=. "
                 "Call submit and step."
             )
-        calls.worker_loop(self.submit, self.abort, self.step)
+        self._calls.worker_loop(self.submit, self.abort, self.step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -494,24 +496,29 @@ class SpeculativeEngine:
                 last_first.callback(runner.close)
             last_first.callback(self._use.end)
             last_first.callback(batching.release, resets=self.group is None)
-            self._calls.close()
+            if self._calls is not None:
+                self._calls.close()
             if not batching.is_interrupted:
                 batching.is_interrupted = True
-                self._calls.finish(batching.schedule.drain)
+                if self.group is None:
+                    batching.schedule.drain()
+                elif not self.group.is_lost:  # after a failure of a rank, no tokens arrive
+                    self.group.guard(batching.schedule.drain)
         self._is_released = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None:
-            self._calls.leave(error)
+        if error is not None and self.group is not None:
+            self.group.leave(error)
         self.close()
 
     def _put(self, requests: Sequence[Request]) -> None:
         self._batching.queue.put(requests)
-        for request in requests:
-            self._calls.submitted(request)
+        if self._calls is not None:
+            for request in requests:
+                self._calls.submitted(request)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -135,11 +135,7 @@ class Schedule:
         """Reports on their way to the host, of first tokens and of steps."""
         self._lengths: HostLengths | None = None
         if step.context.spec.is_adaptive:
-            context = step.context
-            # Ranks choose alike, so they keep the times that all have from the capture.
-            is_timed = context.device.type == "cuda" and context.options.group is None
-            sizes = step.verifier.runner.table.sizes
-            self._lengths = HostLengths(step, sizes, is_timed=is_timed)
+            self._lengths = HostLengths(step, step.verifier.runner.table.sizes)
 
     @property
     def runners(self) -> tuple[Runner[Any, Any], ...]:

@@ -78,12 +78,7 @@ class SpecConfig:
         for field in ("topk", "page_size"):
             require_int("SpecConfig", field, getattr(self, field))
         for field in ("is_draft_worker", "linear_attention"):
-            if not isinstance(getattr(self, field), bool):
-                raise ConfigError(
-                    f"SpecConfig.{field} must be True or False, got "
-                    f"{short_repr(getattr(self, field))}.",
-                    field=field,
-                )
+            require_type("SpecConfig", field, getattr(self, field), bool, "True or False")
         if is_sequence(self.num_steps):
             self._check_lengths(self.num_steps, self.num_draft_tokens)
             return

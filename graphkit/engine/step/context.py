@@ -170,6 +170,14 @@ class EngineContext:
         """``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device)."""
         return self.options.generation
 
+    @property
+    def times_steps(self) -> bool:
+        """Whether steps of several draft lengths are timed while they run.
+
+        Ranks choose alike, so they keep the times that all have from the capture.
+        """
+        return self.device.type == "cuda" and self.options.group is None
+
     def at_length(self, spec: SpecConfig) -> EngineContext:
         """Return the context of one draft length, which shares everything but ``spec``."""
         return self if spec is self.spec else replace(self, spec=spec)

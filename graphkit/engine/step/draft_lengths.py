@@ -24,7 +24,6 @@ class DraftLengths:
             chooses; ``None`` if it processes the tokens of every step.
         by_request: Counts of each request row, on the same device; ``None`` for trees.
         device: That device.
-        is_timed: Whether steps are timed while they run, once their times were set.
 
     Attributes:
         count: Number of variants without the one that catches up.
@@ -46,10 +45,9 @@ class DraftLengths:
         behind: torch.Tensor | None,
         by_request: torch.Tensor | None,
         device: torch.device,
-        *,
-        is_timed: bool = False,
     ) -> None:
-        self._behind, self._is_timed, self.by_request = behind, is_timed, by_request
+        self._behind, self.by_request = behind, by_request
+        self._is_timed = step.context.times_steps
         self._depth = 1 if step.pending_catch_up is None else step.pending_catch_up.depth
         paths = [variant.max_path for variant in step.by_length]
         self.count, self.drafts = len(paths), [variant.drafts for variant in step.variants]
@@ -97,16 +95,15 @@ class HostLengths(DraftLengths):
     Args:
         step: The step, with several lengths.
         batch_sizes: Captured sizes in ascending order.
-        is_timed: See ``DraftLengths``.
     """
 
-    def __init__(self, step: SpecStep, batch_sizes: Sequence[int], *, is_timed: bool) -> None:
+    def __init__(self, step: SpecStep, batch_sizes: Sequence[int]) -> None:
         pending = step.pending_catch_up
         behind = None if pending is None else torch.zeros_like(pending.count, device="cpu")
         of_state = step.state.acceptance
         by_request = None if of_state is None else torch.zeros_like(of_state, device="cpu")
         super().__init__(step, batch_sizes, behind, by_request, torch.device("cpu"))
-        self._times_steps, self._variants = is_timed, step.variants
+        self._times_steps, self._is_timed, self._variants = self._is_timed, False, step.variants
         self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
 
     @property

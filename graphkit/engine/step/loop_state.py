@@ -134,12 +134,8 @@ class LoopState:
         self.ring = OutputRing(ring_entries, largest, step.max_path, device)
         self.lengths: DraftLengths | None = None
         if step.context.spec.is_adaptive:
-            # Ranks choose alike, so they keep the times that all have from the capture.
-            is_timed = device.type == "cuda" and group is None
-            self.lengths = DraftLengths(
-                step, batch_sizes, step.state.behind, step.state.acceptance, device,
-                is_timed=is_timed,
-            )  # fmt: skip
+            state = step.state
+            self.lengths = DraftLengths(step, batch_sizes, state.behind, state.acceptance, device)
         self._watched = torch.zeros(largest, dtype=torch.bool, device=device)
         self._sizes = torch.tensor(batch_sizes, dtype=torch.int32, device=device)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 import torch
 from torch import nn
@@ -33,8 +33,6 @@ from graphkit.runners.memory_estimate import trial_sizes
 from graphkit.spec import SpecConfig
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 
 class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
@@ -403,9 +401,6 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             "is_greedy": str(self._is_greedy),
             "the runners of the step": ", ".join(inner),
         }
-
-    def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        return call(*arguments) if self.group is None else self.group.run(call, *arguments)
 
     def _require_open(self, what: str) -> None:
         if self.status == "closed":

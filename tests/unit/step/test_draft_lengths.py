@@ -57,7 +57,7 @@ class Requests:
             pending_catch_up=SimpleNamespace(depth=LENGTHS[-1] + 1),
             by_length=lengths,
             variants=[*lengths, lengths[0]],
-            context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
+            context=SimpleNamespace(spec=SimpleNamespace(topk=1), times_steps=False),
         )
         self.times, self._random = times, np.random.default_rng(seed)
         self._behind = torch.zeros(REPORTED + 1, dtype=torch.int32)
@@ -199,7 +199,7 @@ class MixedRequests:
             pending_catch_up=None,
             by_length=steps,
             variants=steps,
-            context=SimpleNamespace(spec=SimpleNamespace(topk=1)),
+            context=SimpleNamespace(spec=SimpleNamespace(topk=1), times_steps=False),
         )
         self.times = [
             forward(count * (1 + mean)) + bool(mean) * (draft(count * BLOCK) + 0.3)
