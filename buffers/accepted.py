@@ -63,11 +63,7 @@ class AcceptedCounts:
 
 
 def check_counts(num_accepted_drafts: Rows, num_accepted_tokens: Rows) -> None:
-    """Refuse counts that contradict each other, as far as the host can read them.
-
-    Raises:
-        InputError: The counts contradict each other.
-    """
+    """Refuse counts that contradict each other, as far as the host can read them."""
     drafts, tokens = host_rows(num_accepted_drafts), host_rows(num_accepted_tokens)
     if drafts is None or tokens is None:
         return

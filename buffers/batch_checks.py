@@ -107,19 +107,11 @@ class BatchChecks:
         return f"field {name!r} was not captured. Pass optional_fields=[{name!r}] to the runner."
 
     def check_idle(self, batch: Any) -> None:
-        """Refuse an idle batch that has rows.
-
-        Raises:
-            InputError: The batch has rows but no requests.
-        """
+        """Refuse an idle batch that has rows."""
         self.check_width(0, self.count_tokens(batch))
 
     def check_width(self, requests: int, tokens: int) -> None:
-        """Refuse a number of rows that no graph takes.
-
-        Raises:
-            InputError: See ``wrong_width``.
-        """
+        """Refuse a number of rows that no graph takes."""
         if wrong := self.wrong_width(requests, tokens):
             raise InputError(f"{wrong}.", field="num_tokens")
 

@@ -266,12 +266,7 @@ class _CapturedGraphs(ModeDeclaration, Generic[OutputT]):
         }
 
     def _graph(self, what: str, batch_size: int) -> CapturedGraph:
-        """Return the graph of a captured size, for ``what``.
-
-        Raises:
-            ReplayError: The runner is not ``captured``.
-            SizeError: The size was not captured.
-        """
+        """Return the graph of a captured size, for ``what``."""
         graphs = self._require_captured(what).graphs
         if batch_size not in list(graphs):  # a list takes unhashable values
             raise SizeError(
@@ -282,14 +277,7 @@ class _CapturedGraphs(ModeDeclaration, Generic[OutputT]):
         return graphs[batch_size]
 
     def _require_captured(self, what: str) -> Replayer[OutputT]:
-        """Return the replayer.
-
-        Args:
-            what: What needs it, for the text of the error.
-
-        Raises:
-            ReplayError: The runner is not ``captured``.
-        """
+        """Return the replayer."""
         if self.eager_reason and self.status != "closed":
             raise ReplayError(f"{what} needs a graph, but {self.eager_reason}. Use run(batch).")
         if self.status != "captured":

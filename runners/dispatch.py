@@ -55,11 +55,7 @@ class Decision:
 
 
 def require_count(field: str, value: object) -> None:
-    """Refuse a number of requests or rows that is not an int.
-
-    Raises:
-        InputError: It is not; ``field`` names it.
-    """
+    """Refuse a number of requests or rows that is not an int."""
     if not is_int(value):
         raise InputError(f"{field} must be an int, got {short_repr(value)}.", field=field)
 
@@ -100,11 +96,7 @@ class Dispatch:
         """Whether eager runs are counted and logged."""
 
     def require_inputs(self, batch: Any) -> None:
-        """Refuse a value that is not a batch of the runner's inputs.
-
-        Raises:
-            InputError: ``batch`` is not an instance of ``inputs_type``.
-        """
+        """Refuse a value that is not a batch of the runner's inputs."""
         if not isinstance(batch, self.inputs_type):
             raise InputError(
                 f"a batch must be a graphkit.{self._buffers.inputs.__name__}, got a "

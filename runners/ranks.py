@@ -188,11 +188,7 @@ def _check_equal(
     values: Sequence[object],
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Refuse values that differ between ranks.
-
-    Raises:
-        RankError: They differ; the text has the first two that do.
-    """
+    """Refuse values that differ between ranks."""
     ranks = range(len(ready)) if ranks is None else ranks
     for rank, value in zip(ranks, values, strict=True):
         if value != values[0]:

@@ -128,11 +128,7 @@ class ReplayConsensus:
         raise error
 
     def _require_replay(self, agreed: AgreedSize) -> None:
-        """Refuse an agreement to run without a graph.
-
-        Raises:
-            RankError: A rank cannot replay.
-        """
+        """Refuse an agreement to run without a graph."""
         if not agreed.can_replay:
             raise RankError(
                 f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "

@@ -96,11 +96,7 @@ def check_types(
 
 
 def check_callable(argument: str, value: object) -> None:
-    """Check that an argument can be called.
-
-    Raises:
-        ConfigError: It cannot; ``field`` names it.
-    """
+    """Check that an argument can be called."""
     if not callable(value):
         raise ConfigError(
             f"{argument} must be a function, got {short_repr(value)}.", field=argument
@@ -108,11 +104,7 @@ def check_callable(argument: str, value: object) -> None:
 
 
 def check_group(group: object) -> None:
-    """Check that an argument is a group of ranks.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Check that an argument is a group of ranks."""
     if group is None:
         return
     from graphkit.runners.ranks import RunnerGroup  # a runner of one process needs none of it
@@ -126,11 +118,7 @@ def check_group(group: object) -> None:
 
 
 def check_forward(forward: Any) -> None:
-    """Check that a forward, or each of several, is callable.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a forward, or each of several, is callable."""
     for layer in forward if isinstance(forward, tuple) else (forward,):
         if not callable(layer):
             raise ConfigError(
@@ -142,11 +130,7 @@ def check_forward(forward: Any) -> None:
 
 
 def check_inputs_type(inputs_type: Any, base: type[StepInputs]) -> None:
-    """Check that a class is a subclass of a mode's inputs that a runner can assign to.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a class is a subclass of a mode's inputs that a runner can assign to."""
     if not (isinstance(inputs_type, type) and issubclass(inputs_type, base)):
         raise ConfigError(
             f"inputs_type must be a subclass of {base.__name__}, got {short_repr(inputs_type)}.",

@@ -35,11 +35,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 def check_generation(generation: object) -> None:
-    """Check the name of a generation; ``None`` selects one.
-
-    Raises:
-        ConfigError: There is no such generation.
-    """
+    """Check the name of a generation; ``None`` selects one."""
     if generation not in ("v1", "v2", "v3", None):
         raise ConfigError(
             f"generation must be 'v1', 'v2', 'v3' or None, got {short_repr(generation)}.",
@@ -48,11 +44,7 @@ def check_generation(generation: object) -> None:
 
 
 def check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
-    """Check the seed and the BOS token of an engine.
-
-    Raises:
-        ConfigError: One of them is not an int, or the vocabulary lacks the BOS token.
-    """
+    """Check the seed and the BOS token of an engine."""
     if not is_int(seed):
         raise ConfigError(
             f"SpeculativeEngine.seed must be an int, got {short_repr(seed)}.", field="seed"
@@ -67,11 +59,7 @@ def check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
 
 
 def check_free_rows(pool: RequestPool) -> None:
-    """Check that an engine can admit a request.
-
-    Raises:
-        ConfigError: The pool has no free row.
-    """
+    """Check that an engine can admit a request."""
     if not pool.available:
         raise ConfigError(
             f"target.attention.req_to_token_pool is a {type(pool).__name__}: of its {pool.size} "

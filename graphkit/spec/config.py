@@ -189,11 +189,7 @@ class SpecConfig:
         return width
 
     def _check_lengths(self, num_steps: Sequence[int], num_draft_tokens: object) -> None:
-        """Check several draft lengths, and store steps and nodes of each as tuples.
-
-        Raises:
-            ConfigError: They are not ascending ints, or one of them is invalid; see the class.
-        """
+        """Check several draft lengths, and store steps and nodes of each as tuples."""
         steps, topk = tuple(num_steps), self.topk
         for count in steps:
             require_int("SpecConfig", "num_steps", count, least=0)

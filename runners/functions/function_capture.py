@@ -151,12 +151,7 @@ def _checked_sizes(sizes: object) -> list[int]:
 def _backend(
     arguments: Arguments, device: torch.device | str | None, backend: Backend | None
 ) -> Backend:
-    """Return the backend of a device, by default of the device of the example.
-
-    Raises:
-        ConfigError: Device, backend and example contradict each other.
-        DeviceError: The device does not exist.
-    """
+    """Return the backend of a device, by default of the device of the example."""
     if backend is None:
         backend = backend_for(arguments.device if device is None else device)
     elif device is not None:
@@ -213,12 +208,6 @@ def _run_example(
 
     Two batch sizes tell a dimension of rows from one that only happens to have as many entries. A
     single row must do, too.
-
-    Args:
-        arguments: The arguments.
-        largest: The largest captured size.
-        device: Where to run.
-        written: Notes what the function writes, and restores it.
     """
     returned, first = {}, min(arguments.num_rows, largest)
     for count in dict.fromkeys((first, first + 1, 1)):
@@ -258,17 +247,7 @@ def _sample_batch(arguments: Arguments, _mode: ForwardMode, count: int, seed: in
 def _compare(
     runner: Runner[Any, Any], target: CaptureTarget, rounding: Rounding, undeclared: list[str]
 ) -> None:
-    """Compare replays of rows of the example with the function, with a pad row where possible.
-
-    Args:
-        runner: Captured.
-        target: The function.
-        rounding: Rounding of the function.
-        undeclared: Names of tensors that the function writes, without ``mutable_state``.
-
-    Raises:
-        OutputError: A row of a result differs.
-    """
+    """Compare replays of rows of the example with the function, with a pad row where possible."""
     with runner.without_stats():
         for size in runner.table:
             batch = target.batch(runner.mode, max(size - 1, 1), size)

@@ -252,11 +252,7 @@ def most_prefill_tokens(options: StepOptions) -> int:
 def _check_pools(
     pool: RequestTable, spec: SpecConfig, sizes: BufferSizes, device: torch.device
 ) -> None:
-    """Check that the request pool, the spec, the sizes and the device agree.
-
-    Raises:
-        ConfigError: The request pool is too small or on another device, or two page sizes differ.
-    """
+    """Check that the request pool, the spec, the sizes and the device agree."""
     if pool.req_to_token.device != device:
         raise ConfigError(
             f"the pools of the target are on {pool.req_to_token.device}, but the engine runs on "

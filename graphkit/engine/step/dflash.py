@@ -112,11 +112,7 @@ class DFlashDrafter(Drafter):
         return replace(context.spec, is_draft_worker=True, num_draft_tokens=self._block_size)
 
     def _set_length(self, context: EngineContext) -> None:
-        """Create what depends on the draft length.
-
-        Raises:
-            ConfigError: Verify has other rows than the chain, or the block has too few.
-        """
+        """Create what depends on the draft length."""
         check_draft_width(type(self).__name__, context)
         self._context, self._drafted = context, context.spec.num_draft_tokens
         width, most = self._width, self._width + self._shift

@@ -203,11 +203,7 @@ def prepare_drafter(drafter: object, context: EngineContext) -> Drafter:
 
 
 def check_prepared(drafter: Drafter) -> Drafter:
-    """Check what ``prepare`` or ``at_length`` of a drafter has set, and return it.
-
-    Raises:
-        ConfigError: ``runners`` is not a tuple of runners, or a number is out of range.
-    """
+    """Check what ``prepare`` or ``at_length`` of a drafter has set, and return it."""
     owner = type(drafter).__name__
     runners: object = drafter.runners
     if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
@@ -246,11 +242,7 @@ def check_draft_width(owner: str, context: EngineContext) -> None:
 
 
 def _check_prefill(kind: type[Drafter]) -> None:
-    """Refuse an override of ``prefill`` that is never called.
-
-    Raises:
-        ConfigError: A base class overrides ``prefill_batch``.
-    """
+    """Refuse an override of ``prefill`` that is never called."""
     for base in kind.__mro__:
         if "prefill_batch" in vars(base):
             break

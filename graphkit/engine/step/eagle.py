@@ -242,9 +242,6 @@ class EagleDrafter(Drafter):
         DRAFT_EXTEND returns them. DRAFT_EXTEND_V2 returns logits of every row; ``select_index``
         gives each request's last row. ``last_positions``, [B] int64, are their positions;
         ``None`` stores the most probable candidates.
-
-        Raises:
-            OutputError: The forward returned no hidden states for the next draft.
         """
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index

@@ -177,11 +177,7 @@ def _is_token(value: object) -> bool:
 
 
 def _stop_ids(ids: object) -> frozenset[int]:
-    """Return stop tokens as a set.
-
-    Raises:
-        ConfigError: They are no collection of token ids, or too many.
-    """
+    """Return stop tokens as a set."""
     try:
         tokens = frozenset(operator.index(token) for token in ids)  # type: ignore[attr-defined]
     except TypeError as error:
@@ -197,11 +193,7 @@ def _stop_ids(ids: object) -> frozenset[int]:
 
 
 def _token_biases(biases: object) -> TokenBiases | None:
-    """Return biases by token id, ``None`` for none.
-
-    Raises:
-        ConfigError: They are no mapping from token ids to numbers, or too many.
-    """
+    """Return biases by token id, ``None`` for none."""
     if not isinstance(biases, Mapping):
         expected = "must be a mapping from token ids to numbers"
         raise _error("logit_bias", f"{expected}, got {short_repr(biases)}.")

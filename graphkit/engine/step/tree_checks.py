@@ -162,11 +162,7 @@ def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext)
 def _paths(
     method: str, request: int, child: Sequence[int], sibling: Sequence[int]
 ) -> Mapping[int, list[int]]:
-    """Return the ascending ancestors of each node that the links reach, the node included.
-
-    Raises:
-        InputError: A node is linked twice, or does not exist.
-    """
+    """Return the ascending ancestors of each node that the links reach, the node included."""
     paths, to_visit = {0: [0]}, [0]
     while to_visit:
         parent = to_visit.pop()
