@@ -75,17 +75,7 @@ class OutputRow:
 def output_rows(
     fields: Mapping[str, OutputField], spec: SpecConfig, sizes: BufferSizes, *, is_draft: bool
 ) -> dict[str, OutputRow]:
-    """Return the rows of the fields that declare them, by name.
-
-    Args:
-        fields: Declarations, from ``declared_outputs``.
-        spec: Gives S, K, N and P.
-        sizes: Gives V, H and D.
-        is_draft: Whether V is the draft model's vocabulary.
-
-    Raises:
-        ConfigError: A declaration names an unknown letter.
-    """
+    """Return the rows of the fields that declare them, by name."""
     steps, topk, width = spec.num_steps, spec.topk, spec.num_draft_tokens
     letters = {
         "V": (sizes.vocab_size, "BufferSizes.vocab_size"),

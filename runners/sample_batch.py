@@ -100,11 +100,7 @@ def most_accepted(runner: ModeDeclaration) -> int:
 
 
 def longest_request(runner: ModeDeclaration, context: int) -> int:
-    """Return the most committed tokens of a request, if it has room for ``context`` tokens.
-
-    Raises:
-        ConfigError: A request has no room for a step.
-    """
+    """Return the most committed tokens of a request, if it has room for ``context`` tokens."""
     ahead = runner.slots_written(runner.spec) + runner.num_front_tokens
     if context <= ahead:
         raise ConfigError(

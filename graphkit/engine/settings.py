@@ -88,9 +88,6 @@ def plan_generation(
         spec: Drafting and verification settings.
         requested: What the caller asked for; ``None`` selects one.
         reason: Why v3 cannot run, or an empty string.
-
-    Raises:
-        ConfigError: v3 is requested, but cannot run.
     """
     if requested == "v3" and reason:
         raise ConfigError(f"generation 'v3' cannot run: {reason}.", field="generation")
@@ -105,9 +102,6 @@ def context_limit_of(sizes: BufferSizes, slots_ahead: int) -> int:
     Args:
         sizes: Limits on batch and context.
         slots_ahead: Slots that two steps may write behind the last token.
-
-    Raises:
-        ConfigError: A request has no room for a prompt and a new token.
     """
     limit = sizes.max_context_len - slots_ahead
     if limit < 2:

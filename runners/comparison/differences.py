@@ -108,21 +108,18 @@ def largest_difference(expected: Tensors, got: Tensors) -> float:
 
     Integers are token ids and indices, whose distance means nothing: they count as equal.
     """
-    return max(
-        (
-            float(_difference(one, other).max())
-            for _, one, other in _fields(expected, got)
-            if one.is_floating_point()
-        ),
-        default=0.0,
-    )
+    return _largest(expected, got, lambda _: 1.0)
 
 
 def largest_ulps(expected: Tensors, got: Tensors, rounding: Rounding) -> float:
     """Return the largest difference in ulp, as ``largest_difference`` compares."""
+    return _largest(expected, got, rounding.ulp)
+
+
+def _largest(expected: Tensors, got: Tensors, unit: Callable[[torch.Tensor], float]) -> float:
     return max(
         (
-            float(_difference(one, other).max()) / rounding.ulp(one)
+            float(_difference(one, other).max()) / unit(one)
             for _, one, other in _fields(expected, got)
             if one.is_floating_point()
         ),

@@ -17,35 +17,24 @@ from graphkit.runners.capture_checks import RecurrentStates
 from graphkit.spec import ForwardMode, SpecConfig
 
 _Types = type | tuple[type, ...]
+_FUNCTION: Any = (NoneType, Callable)
 _TYPES: Mapping[str, tuple[_Types, str]] = {
     "name": (str, "a text for messages and records"),
     "spec": (SpecConfig, "a graphkit.SpecConfig"),
     "sizes": (BufferSizes, "a graphkit.BufferSizes"),
     "forwards": (Mapping, "a mapping from a graphkit.ForwardMode to its forward"),
-    "sample_batch": (
-        (NoneType, Callable),  # type: ignore[dict-item]
-        "a function of mode, batch size and seed, or None",
-    ),
+    "sample_batch": (_FUNCTION, "a function of mode, batch size and seed, or None"),
     "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
     "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
     "persistent_tensors": (
-        (NoneType, Mapping, Callable),  # type: ignore[dict-item]
+        (*_FUNCTION, Mapping),
         "tensors by name, a function that returns them, or None",
     ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
-    "engine": (
-        (NoneType, Callable),  # type: ignore[dict-item]
-        "a function that returns a graphkit.SpeculativeEngine, or None",
-    ),
-    "model": (
-        (NoneType, Callable),  # type: ignore[dict-item]
-        "a function from token ids [1, N] to logits [1, N, V], or None",
-    ),
-    "recurrent_state": (
-        (NoneType, RecurrentStates),
-        "a graphkit.RecurrentStatePool, or None",
-    ),
+    "engine": (_FUNCTION, "a function that returns a graphkit.SpeculativeEngine, or None"),
+    "model": (_FUNCTION, "a function from token ids [1, N] to logits [1, N, V], or None"),
+    "recurrent_state": ((NoneType, RecurrentStates), "a graphkit.RecurrentStatePool, or None"),
     "kv_slots": ((NoneType, torch.Tensor), "a tensor of KV slots [rows, context], or None"),
 }
 """Types of each argument, and what to pass."""

@@ -174,15 +174,7 @@ def check_request_pool(owner: str, pool: object) -> RequestPool:
 
 
 def require_device(owner: str, device: object) -> torch.device:
-    """Return the device that a setting names.
-
-    Args:
-        owner: Name of the class that the setting belongs to.
-        device: A ``torch.device`` or its name.
-
-    Raises:
-        ConfigError: It is neither a device nor the name of one.
-    """
+    """Return the device that a setting names."""
     if isinstance(device, (str, torch.device)):
         try:
             return torch.device(device)

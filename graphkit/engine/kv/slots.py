@@ -61,15 +61,7 @@ class FreeList:
 
 
 def ints_to_free(owner: str, values: object) -> list[int]:
-    """Return the rows or slots to free as a list.
-
-    Args:
-        owner: Name of the pool's class.
-        values: A tensor, or an iterable of ints.
-
-    Raises:
-        AttentionError: It is neither.
-    """
+    """Return the rows or slots to free as a list."""
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     if isinstance(listed, Iterable):
         numbers = list(listed)

@@ -74,11 +74,7 @@ class LoopCapture:
         self._times: dict[int, list[float]] = {}
 
     def capture(self, steps: Mapping[bool, Sequence[LoopStep]], table: SizeTable | None) -> None:
-        """Capture a loop over some steps; see ``DeviceLoops.capture``. The caller closes it.
-
-        Raises:
-            CaptureError: A size cannot be captured.
-        """
+        """Capture a loop over some steps; see ``DeviceLoops.capture``. The caller closes it."""
         self.prologue = StepRunner(
             self._state.begin,
             inputs=LaunchInputs,
@@ -291,12 +287,6 @@ class DeviceLoops:
         self, rows: Sequence[int], watched: Collection[int], max_steps: int, *, is_greedy: bool
     ) -> StepStream:
         """Launch a loop; see ``SpecStepRunner.launch``.
-
-        Args:
-            rows: Rows of the requests, valid.
-            watched: Rows of ``rows`` at whose end the loop ends.
-            max_steps: Most steps.
-            is_greedy: Which loop.
 
         Raises:
             SizeError: The batch is larger than the largest size.

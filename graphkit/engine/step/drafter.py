@@ -221,13 +221,6 @@ def check_draft_width(owner: str, context: EngineContext) -> None:
     """Check that trees of ``num_draft_tokens`` nodes fit the algorithm's verify.
 
     A chain may have fewer nodes than verify: the rest of the rows is then not accepted.
-
-    Args:
-        owner: Name of the drafter's class, for messages.
-        context: The engine's.
-
-    Raises:
-        ConfigError: Verify has fewer rows than the trees have nodes, or more than a tree has.
     """
     spec, width = context.spec, context.verify_width
     if width == spec.num_draft_tokens or (width > spec.num_draft_tokens and spec.topk == 1):
@@ -256,15 +249,7 @@ def _check_prefill(kind: type[Drafter]) -> None:
 
 
 def require_hidden_states(owner: str, hidden_states: torch.Tensor | None) -> torch.Tensor:
-    """Return the target's hidden states.
-
-    Args:
-        owner: Name of the class of the drafter that reads them, for messages.
-        hidden_states: What the target's forward returned.
-
-    Raises:
-        OutputError: It returned none.
-    """
+    """Return the target's hidden states."""
     if hidden_states is None:
         raise OutputError(
             f"the target's forward returned no hidden_states, but the draft model of {owner} reads "

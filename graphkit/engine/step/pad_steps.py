@@ -41,9 +41,6 @@ def warm_up_steps(step: SpecStep, backend: Backend) -> None:
     """Run steps of pads, greedy and sampled, so that their kernels are compiled.
 
     Waits for the device. Does not count in the statistics of the runners.
-
-    Raises:
-        CaptureError: The step raised an exception.
     """
     sizes = {1, min(2, step.context.sizes.max_batch_size)}
     with _without_stats(step):
