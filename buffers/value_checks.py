@@ -254,9 +254,6 @@ class ValueChecks:
     def check(self, batch: Any) -> None:
         """Check the fields of a batch whose values the host can read without waiting.
 
-        Args:
-            batch: Live rows, each field as an attribute.
-
         Raises:
             InputError: A value is wrong; ``field`` names the field.
         """

@@ -200,13 +200,7 @@ def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -
 
 
 def mode_record(step: Step[Any], sizes: Sequence[SizeRecord], eager_reason: str) -> ModeRecord:
-    """Return the record of a mode.
-
-    Args:
-        step: Its step.
-        sizes: Records of the captured sizes.
-        eager_reason: Reason why no size was captured, or an empty string.
-    """
+    """Return the record of a mode; ``eager_reason`` is why it has no sizes, or empty."""
     buffers = step.buffers
     return ModeRecord(
         mode=step.mode.name,

@@ -54,12 +54,7 @@ class HostObjects(Protocol):
         """
 
     def warn_of_side_outputs(self, label: str, graph: CapturedGraph) -> None:
-        """Log a warning if the capture of a graph has left tensors in objects.
-
-        Args:
-            label: Name of the runner.
-            graph: The graph that was captured last.
-        """
+        """Log a warning if the capture of a graph has left tensors in objects."""
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield path and tensor of what the forward can reach, also in objects of graphkit."""

@@ -119,13 +119,7 @@ class GraphMemoryModel:
         self._bytes_per_node, self._shares_pool = bytes_per_node, shares_pool
 
     def predict(self, mode: ModeRecord, label: str, batch_sizes: Sequence[int]) -> ModeMemory:
-        """Return the memory of a runner's graphs.
-
-        Args:
-            mode: Record of the sizes that were captured.
-            label: Name of the runner.
-            batch_sizes: Sizes to predict, ascending.
-        """
+        """Return the memory of a runner's graphs."""
         measured, wanted = tuple(size.batch_size for size in mode.sizes), list(batch_sizes)
         pool = float(sum(loop.pool_bytes for loop in mode.loops))
         executables = sum(loop.executable_bytes for loop in mode.loops)

@@ -125,10 +125,6 @@ class ModeDeclaration:
         """Return the fields of a sample batch that say where its rows are, as numpy arrays.
 
         These are all such fields of any mode. Token ids are not among them.
-
-        Args:
-            spec: How the algorithm drafts and verifies.
-            rows: The requests of the batch.
         """
         width = cls.width(spec) if rows.width is None else rows.width
         width += rows.num_front_tokens

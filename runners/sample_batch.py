@@ -112,13 +112,7 @@ def longest_request(runner: ModeDeclaration, context: int) -> int:
 
 
 def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0) -> int | None:
-    """Return the largest integer that a field of the library may hold; ``None`` if unknown.
-
-    Args:
-        layout: Layout of the field.
-        sizes: Sizes of the runner.
-        steps_ahead: See ``Runner.steps_ahead``.
-    """
+    """Return the largest integer that a field of the library may hold; ``None`` if unknown."""
     if layout.name in TOKEN_IDS:  # the reduced vocabulary of drafts is part of the target's
         return (sizes.draft_vocab_size or sizes.vocab_size) - 1
     return sizes.max_context_len - 1 - steps_ahead if layout.name in _POSITIONS else None

@@ -207,9 +207,6 @@ class SlotReservation:
         steps_at_once: Most steps to reserve slots for when a pool that may become short is more
             than half full.
         most_slots: Slots of all requests at their longest. A pool of as many is never short.
-
-    Attributes:
-        steps_at_once: As passed.
     """
 
     def __init__(

@@ -204,9 +204,6 @@ class Schedule:
         """Measure the steps of each draft length at each captured size, if there are several.
 
         Waits for the device.
-
-        Args:
-            backend: Backend of the captured graphs.
         """
         if self._lengths is not None:
             self._lengths.set_times(measure_steps(self._step, backend))

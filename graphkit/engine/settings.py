@@ -97,12 +97,7 @@ def plan_generation(
 
 
 def context_limit_of(sizes: BufferSizes, slots_ahead: int) -> int:
-    """Return the most tokens of a request.
-
-    Args:
-        sizes: Limits on batch and context.
-        slots_ahead: Slots that two steps may write behind the last token.
-    """
+    """Return the most tokens of a request, behind which steps write ``slots_ahead`` tokens."""
     limit = sizes.max_context_len - slots_ahead
     if limit < 2:
         raise ConfigError(

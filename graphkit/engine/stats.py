@@ -212,14 +212,7 @@ class Tally:
         runners: Iterable[Runner[Any, Any]],
         seconds: tuple[float, float],
     ) -> EngineStats:
-        """Return the counts, unfinished requests included.
-
-        Args:
-            queue: The requests.
-            memory: Their memory.
-            runners: The runners of the engine.
-            seconds: Times of plain decoding and of the steps.
-        """
+        """Return the counts, unfinished requests included."""
         total = copy.deepcopy(self._counts)
         for request in queue.started:
             total.add(request)

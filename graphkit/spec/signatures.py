@@ -19,11 +19,6 @@ def signature_mismatch(instance: object, name: str, base: type) -> str | None:
     """Return why ``instance.name`` cannot be called like ``base.name``; ``None`` if it can.
 
     An override may rename parameters and add optional ones: callers pass positional arguments.
-
-    Args:
-        instance: The object with the override.
-        name: The method.
-        base: The class whose method defines the parameters.
     """
     owner, method = type(instance).__name__, getattr(instance, name, None)
     parameters = list(inspect.signature(getattr(base, name)).parameters)[1:]
@@ -49,12 +44,6 @@ def signature_mismatch(instance: object, name: str, base: type) -> str | None:
 
 def call_override(instance: object, name: str, *arguments: object, field: str) -> Any:
     """Call a method that a user may have overridden.
-
-    Args:
-        instance: The object with the method.
-        name: The method.
-        *arguments: Its arguments.
-        field: The setting that ``instance`` belongs to.
 
     Raises:
         ConfigError: The method raised an exception, which is the cause of this one.

@@ -40,7 +40,6 @@ class Arguments:
         pad_values: See ``graphkit.capture``.
 
     Attributes:
-        name: As passed.
         fields: Name of the input field of each argument.
         inputs_type: Inputs of the step, a field per argument.
         example: The tensor of each argument in the example.
@@ -207,12 +206,7 @@ def identifier(text: str) -> str:
 
 
 def field_names(texts: Iterable[str], reserved: Collection[str]) -> list[str]:
-    """Return a distinct name for a dataclass field for each text, none in ``reserved``.
-
-    Args:
-        texts: Names of arguments, or paths of results.
-        reserved: Names that must not be used.
-    """
+    """Return a distinct name for a dataclass field for each text, none in ``reserved``."""
     names, taken = [], set(reserved)
     for text in texts:
         name = identifier(text)

@@ -50,9 +50,6 @@ _TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {
 def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments of a wrong type.
 
-    Args:
-        arguments: Arguments of a CaptureTarget by name.
-
     Raises:
         TargetError: Names the first such argument.
     """

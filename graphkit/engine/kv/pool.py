@@ -28,11 +28,6 @@ class PoolUse:
         pools: Its pools, of any class.
         allocates: Whether the user allocates rows and slots.
 
-    Attributes:
-        user: As passed.
-        pools: As passed.
-        allocates: As passed.
-
     Raises:
         ConfigError: See ``check_unused``.
     """
@@ -53,11 +48,6 @@ _OPEN: WeakValueDictionary[int, PoolUse] = WeakValueDictionary()
 
 def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None:
     """Check that nothing else allocates from pools.
-
-    Args:
-        user: Name of the class that is going to use them.
-        pools: The pools.
-        allocates: Whether the user allocates rows and slots.
 
     Raises:
         ConfigError: An open engine uses a pool, or the user is an engine and anything uses it.
@@ -206,7 +196,6 @@ class LayerGroupKVPool:
         groups: One pool per group, of the same size, page size and device.
 
     Attributes:
-        groups: As passed.
         size: Tokens that each of the pools holds.
         page_size: Slots per page.
 

@@ -156,19 +156,7 @@ class ScannedStates:
     ) -> torch.Tensor:
         """Run the recurrence of a layer over the rows of a batch; enqueues only.
 
-        Args:
-            layer: The layer.
-            rows: The rows of the batch.
-            query: As of ``linear_scan``, like all that follow.
-            key: Keys.
-            value: Values.
-            decay: Decays.
-            beta: How much of what a state lacks is added.
-            gate: Gates of the outputs.
-            **options: Further options.
-
-        Returns:
-            The outputs, [T, H, V].
+        The other arguments, and the outputs, [T, H, V], are those of ``linear_scan``.
         """
         weight = self._weights[layer] if self._weights else None
         if (row_of := rows.row_of) is not None:

@@ -21,9 +21,6 @@ class FreeList:
 
     Args:
         count: Largest number.
-
-    Attributes:
-        count: As passed.
     """
 
     def __init__(self, count: int) -> None:

@@ -222,16 +222,11 @@ def accept_sampled(
     none. With ``draft_probs``, rejection sampling decides (``ops.rejection``): it accepts more
     drafts, and the text depends on them.
 
-    Args:
-        candidates: See ``accept_greedily``, like the next four.
-        links: Links.
-        logits: Logits.
-        longest_path: Longest path.
-        packed: Packed rows.
-        rows: Request rows, [B] int64.
-        state: Has the seeds and the sampling parameters, and the positions of the roots.
-        positions: Position of each node, [B * W] int64.
-        draft_probs: Distributions that the drafts were sampled from, [B * W, V], or ``None``.
+    The first five arguments are those of ``accept_greedily``.
+
+    Shapes:
+        rows: [B] int64, request rows. positions: [B * W] int64, of each node.
+        draft_probs: [B * W, V], distributions that the drafts were sampled from, or ``None``.
     """
     drawn_rows, width, places = rows, candidates.shape[1], positions.view(candidates.shape)
     if packed is not None:  # each row draws like a request of one node

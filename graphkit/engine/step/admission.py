@@ -145,14 +145,7 @@ class Admission:
         return report
 
     def capture(self, backend: Backend) -> None:
-        """Warm up, and capture the forwards of prompts.
-
-        Args:
-            backend: Backend of the graphs that are captured next.
-
-        Raises:
-            AttentionError, CaptureError: See ``warm_up``.
-        """
+        """Warm up, and capture the forwards of prompts."""
         self.warm_up(backend)
         if (prompts := self._step.prompts) is not None:
             prompts.capture_if_possible()
@@ -164,9 +157,6 @@ class Admission:
         """Prefill pads of row 0, so that all state exists and the kernels of prompts are compiled.
 
         Does nothing after the first call.
-
-        Args:
-            backend: Backend of the graphs that are captured next.
 
         Raises:
             AttentionError: See ``Runner.capture``.

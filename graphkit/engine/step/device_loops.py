@@ -286,13 +286,7 @@ class DeviceLoops:
     def launch(
         self, rows: Sequence[int], watched: Collection[int], max_steps: int, *, is_greedy: bool
     ) -> StepStream:
-        """Launch a loop; see ``SpecStepRunner.launch``.
-
-        Raises:
-            SizeError: The batch is larger than the largest size.
-            ReplayError: Earlier launches have not been read, or may still fill the ring, or CUDA
-                refused the launch.
-        """
+        """Launch a loop; see ``SpecStepRunner.launch``."""
         if len(rows) > self._table.largest:
             self._table.fit(len(rows))  # raises
         if self._is_launching:  # an earlier launch raised an exception: its loop may run

@@ -30,7 +30,6 @@ class DraftLengths:
         drafts: Most drafts per request of each variant, see ``SpecStep.variants``.
         row_counts: [sizes, count] int32, rows of verify.
         num_drafts: [largest size] int32, drafts of each request of the next step.
-        by_request: As passed.
         acceptance: [tables, positions, 2] float32, running counts of each position of a draft. All
             chains share a table. The trees of each length have their own, since their widths
             differ.

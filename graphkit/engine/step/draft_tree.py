@@ -142,12 +142,7 @@ class ChainTree:
 
     @classmethod
     def one_chain(cls, context: EngineContext, drafted: int) -> Self:
-        """Return a single chain per request, as wide as verify.
-
-        Args:
-            context: The engine's.
-            drafted: As for the class.
-        """
+        """Return a single chain per request, as wide as verify; see the class for ``drafted``."""
         width, requests = context.verify_width, context.sizes.max_batch_size
         return cls(1, width, requests, context.device, drafted=drafted)
 

@@ -114,7 +114,6 @@ class LoopState:
         group: Ranks that run the same loops, if any.
 
     Attributes:
-        rows: As passed.
         control: Control words, int64; see ``Control``.
         ring: Reports of steps on their way to the host.
         lengths: Chooses among several draft lengths; ``None`` with one.

@@ -29,7 +29,6 @@ class PendingCatchUp:
     Attributes:
         count: [rows + 1] int32, tokens of each request since its last catch-up; 0 for pads.
             ``RequestState.behind``.
-        depth: As passed.
     """
 
     def __init__(self, context: EngineContext, depth: int) -> None:

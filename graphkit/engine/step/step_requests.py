@@ -27,10 +27,6 @@ class RequestChecks:
         context_limit: Most tokens of a prompt and its output together.
         seed: Gives a different seed to each request that has none.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-
-    Attributes:
-        vocab_size: As passed.
-        context_limit: As passed.
     """
 
     def __init__(

@@ -58,7 +58,6 @@ class Verifier:
         max_path: Most tokens that one step can accept, bonus included.
 
     Attributes:
-        context: As passed.
         runner: Runs the target's forward.
         packed_runner: Runs it over packed rows by graphs; ``None`` until ``pack``.
         recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
