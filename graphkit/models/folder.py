@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from graphkit.config import require_type
 from graphkit.errors import CheckpointError, short_repr
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -147,16 +146,6 @@ _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Settings of the language model among those of a model with several parts."""
-
-
-def as_folder(owner: str, folder: object) -> Path:
-    """Return the path of a folder that was passed to a function.
-
-    Raises:
-        ConfigError: It is neither a string nor a path.
-    """
-    require_type(owner, "folder", folder, (str, Path), "the path of a folder")
-    return Path(str(folder))
 
 
 def read_config(folder: Path) -> Mapping[str, object]:

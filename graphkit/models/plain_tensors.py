@@ -24,7 +24,12 @@ from graphkit.models.folder import (
 from graphkit.models.quantization.formulas import stored_rows
 from graphkit.models.quantization.linear import Linear, QuantizedLinear, keep_hooks
 from graphkit.models.quantization.settings import quantization_settings
-from graphkit.models.quantization.stored import StoredLayout, stored_layout
+from graphkit.models.quantization.stored import (
+    StoredLayout,
+    quantized_fp8_experts,
+    stored_layout,
+    unpack_fp8_experts,
+)
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.tensor_parallel import Part
 from graphkit.ops.quantized_layout import BLOCK
@@ -105,7 +110,8 @@ class PlainTensors(StoredWeights):
     ) -> list[QuantizedWeight] | None:
         """Return the weights of experts that are one tensor; ``None`` with scales of inputs."""
         assert self.layout is not None, "it has quantised layers"
-        return self.layout.expert_weights(self.quantized[name][0], self.stored(name, device))
+        path, _ = self.quantized[name]
+        return self.layout.unpacked(path, self.stored(name, device), quantized_fp8_experts)
 
     def fill(
         self,
@@ -174,7 +180,7 @@ class PlainTensors(StoredWeights):
         assert self.layout is not None, "it has quantised layers"
         tensors = self.stored(name)
         if len(self.forms[name][0]) == 3:
-            weight = self.layout.experts(name, tensors)
+            weight = self.layout.unpacked(name, tensors, unpack_fp8_experts)
             last = {suffix: tensor[-1] for suffix, tensor in tensors.items()}
             self._check(name, weight[-1], last)
         else:

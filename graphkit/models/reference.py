@@ -134,11 +134,6 @@ def reference_target(
     return replace(target, name="reference model")
 
 
-def tree_target(device: str = "cpu") -> CaptureTarget:
-    """Create ``reference_target`` with trees of 8 tokens instead of chains of 4."""
-    return reference_target(device, topk=2)
-
-
 def eagle3_target(
     device: str = "cpu", *, topk: int = 1, max_batch_size: int | None = None
 ) -> CaptureTarget:

@@ -169,7 +169,7 @@ def test_the_reference_model_is_quantised_and_a_target_is_not(run):
     ended = run("inspect", *options, "--json")
     assert ended.code == 0
     assert "quantized_linear" in ended.out
-    ended = run("capture", "graphkit.models.reference:tree_target", *options)
+    ended = run("capture", "graphkit.models.reference:eagle3_target", *options)
     assert ended.code == 2
     assert "--quantize applies to a --checkpoint: a TARGET has its own settings." in ended.err
 

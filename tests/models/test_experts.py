@@ -16,6 +16,7 @@ from graphkit import models
 from graphkit.models import experts, running
 from graphkit.models.quantization.linear import QuantizedExperts
 from graphkit.models.quantization.weight import quantize_fp8, quantize_int4
+from quantized_cases import dequantized_experts
 from small_models import small_model
 
 KINDS = {
@@ -117,8 +118,7 @@ def test_quantised_experts_compute_as_their_dequantised_weights(quantize):
     names = "gate_up_proj", "down_proj"
     held = {name: QuantizedExperts([*map(quantize, getattr(module, name))]) for name in names}
     for name, weight in held.items():
-        dequantised = [weight.of(n).dequantized(torch.float32) for n in range(len(weight))]
-        getattr(module, name).copy_(torch.stack(dequantised))
+        getattr(module, name).copy_(dequantized_experts(weight))
     expected = experts.experts(module, *rows)
     for name, weight in held.items():
         delattr(module, name)

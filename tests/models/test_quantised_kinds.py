@@ -18,6 +18,7 @@ from graphkit.models.quantization.linear import QuantizedExperts, QuantizedLinea
 from graphkit.models.quantization.weight import QuantizedWeight
 from graphkit.models.stored_tensors import targets
 from mtp_folders import save_with_mtp
+from quantized_cases import dequantized_experts
 from quantized_folders import LAYOUTS, SIZES, change_settings, fp8, write_quantized
 from small_models import KINDS, small_model
 
@@ -207,8 +208,7 @@ def test_mtp_layers_are_read_quantised(tmp_path, kind, name):
         if isinstance(layer, QuantizedLinear):
             name, weight = f"{name}.weight", layer.quantized.dequantized(torch.float32)
         else:
-            weight = [layer.of(n).dequantized(torch.float32) for n in range(len(layer))]
-            weight = torch.stack(weight)
+            weight = dequantized_experts(layer)
         torch.testing.assert_close(weight, weights[name], msg=name)
     for name, parameter in read.named_parameters():
         if name.rpartition(".")[0] not in kept:

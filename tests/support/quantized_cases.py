@@ -105,6 +105,14 @@ def plain_cases(device, dtypes, rows, shapes):
             yield random(dtype, count, inputs), random(dtype, outputs, inputs), bias
 
 
+def dequantized_experts(held):
+    """Return the weights of ``QuantizedExperts``, [E, N, K] float32."""
+    zeros = [None] * len(held) if held.zero_point is None else held.zero_point.data
+    experts = zip(held.weight.data, held.scale.data, zeros, strict=True)
+    weights = [dequantized(*each, held.in_features, torch.float32) for each in experts]
+    return torch.stack(weights)
+
+
 def assert_close(got, expected, inputs):
     """Compare results up to a few roundings of the largest number of a row's sum."""
     assert got.shape == expected.shape

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from graphkit.config import is_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError, ConfigError, short_repr
-from graphkit.models.folder import StoredWeights, as_folder, read_config
+from graphkit.models.folder import StoredWeights, read_config
 from graphkit.models.fusion.observation import deciding_by
 from graphkit.models.heads import layouts
 from graphkit.models.heads.assistant import AssistantDraft as AssistantDraft
@@ -154,9 +154,8 @@ def head_algorithm(folder: str | Path) -> str:
 
     Raises:
         CheckpointError: A file is missing or damaged.
-        ConfigError: The folder is neither a string nor a path.
     """
-    folder = as_folder("head_algorithm", folder)
+    folder = Path(folder)
     data = read_config(folder)
     if data.get("model_type") in ASSISTANTS:
         return "ASSISTANT"
@@ -179,7 +178,8 @@ def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
     """Build the draft head of a local folder.
 
     Args:
-        kind: ``EAGLE`` (also EAGLE-2), ``EAGLE3`` or ``DFLASH`` (also DFLASH 2 and DSPARK).
+        kind: What ``head_algorithm`` returns of the folder: ``EAGLE`` (also EAGLE-2), ``EAGLE3`` or
+            ``DFLASH`` (also DFLASH 2 and DSPARK).
         folder: ``config.json`` beside ``model.safetensors`` or ``pytorch_model.bin``, in one of the
             layouts of ``layouts``. The layers are those of Llama, Mistral, Qwen2 or Qwen3.
         target: The model that the head was trained for. The head uses its output head and its
@@ -191,11 +191,9 @@ def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             head does not match the target, or the ranks cannot split it evenly.
-        ConfigError: The folder is neither a string nor a path.
     """
-    folder = as_folder("load_head", folder)
+    folder = Path(folder)
     data, stored = read_config(folder), plain_tensors(folder)
-    _check_kind(kind, folder, data, stored)
     rename = _NAMES[kind]
     names = {rename(name) for name in stored.forms}
     config, options, ignored = _OPTIONS[kind](data, names, target)
@@ -207,24 +205,6 @@ def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
     own = {"has_embedding": "embed_tokens.weight" in names, "has_head": "lm_head.weight" in names}
     build = partial(_CLASSES[kind], config, target, **own | options)
     return _load(build, stored, target, ignored, rename)
-
-
-def _check_kind(kind: str, folder: Path, data: Mapping[str, object], stored: PlainTensors) -> None:
-    """Refuse a folder with a head of another kind."""
-    reason = ""
-    if kind == "DFLASH" and not layouts.is_dflash(data):
-        reason = (
-            "no DFLASH head: its config.json has no block_size. Use the algorithm EAGLE or EAGLE3 "
-            "for another head."
-        )
-    elif kind == "EAGLE" and layouts.is_eagle3(stored.forms):
-        reason = "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3."
-    elif kind == "EAGLE3" and not layouts.is_eagle3(stored.forms):
-        reason = (
-            "no EAGLE-3 head: it has no hidden_norm. Use the algorithm EAGLE for an EAGLE head."
-        )
-    if reason:
-        raise CheckpointError(f"{str(folder)!r} contains {reason}")
 
 
 Options = tuple[PreTrainedConfig, dict[str, Any], frozenset[str]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
@@ -20,7 +20,31 @@ SUFFIXES = ("gate_up_proj", "up_proj", "down_proj")
 """Names of the weights of experts that ``models.experts`` runs."""
 
 
-class QuantizedExperts(nn.Module):
+class _Quantized(nn.Module):
+    """Base of modules that hold a quantised weight as parameters."""
+
+    weight: nn.Parameter
+    scale: nn.Parameter
+    zero_point: nn.Parameter | None
+    row_invariant: bool = True
+
+    def __init__(self, weight: QuantizedWeight, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.numbers, requires_grad=False)
+        self.scale = nn.Parameter(weight.scale, requires_grad=False)
+        self.zero_point = _constant(weight.zero_point)
+        self.in_features, self.out_features = weight.in_features, out_features
+
+    def extra_repr(self) -> str:
+        """Describe the weight in the representation of its model."""
+        bits = 4 if self.weight.dtype == torch.uint8 else 8
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bits={bits}, "
+            f"scales={list(self.scale.shape[-2:])}"
+        )
+
+
+class QuantizedExperts(_Quantized):
     """Quantised weights of experts with scales of one shape, in the place of a parameter.
 
     Attributes:
@@ -31,30 +55,21 @@ class QuantizedExperts(nn.Module):
         row_invariant: As of ``expert_linear``.
     """
 
-    weight: nn.Parameter
-    scale: nn.Parameter
-    zero_point: nn.Parameter | None
-    row_invariant: bool = True
-
     def __init__(self, weights: Sequence[QuantizedWeight]) -> None:
-        super().__init__()
-        weights = [*_of_one_shape(weights)]
-        self.in_features, self.out_features = weights[0].in_features, weights[0].out_features
-        self.weight = _stacked([each.numbers for each in weights])
-        self.scale = _stacked([each.scale for each in weights])
+        if any(each.zero_point is not None for each in weights):
+            weights = [each.with_zero_points() for each in weights]
         zeros = [each.zero_point for each in weights if each.zero_point is not None]
-        self.zero_point = _stacked(zeros) if zeros else None
+        stacked = QuantizedWeight(
+            _stacked([each.numbers for each in weights]),
+            _stacked([each.scale for each in weights]),
+            _stacked(zeros) if zeros else None,
+            weights[0].in_features,
+        )
+        super().__init__(stacked, weights[0].out_features)
 
     def __len__(self) -> int:
         """Return the number of experts (E)."""
         return len(self.weight)
-
-    def of(self, expert: int) -> QuantizedWeight:
-        """Return the weight of one expert, as views."""
-        zero = None if self.zero_point is None else self.zero_point.data[expert]
-        return QuantizedWeight(
-            self.weight.data[expert], self.scale.data[expert], zero, self.in_features
-        )
 
     def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         """Multiply rows, [T, K] to [T, N], with the weight of one expert."""
@@ -65,11 +80,7 @@ class QuantizedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the weights in the representation of their model."""
-        bits = 4 if self.weight.dtype == torch.uint8 else 8
-        return (
-            f"experts={len(self)}, in_features={self.in_features}, "
-            f"out_features={self.out_features}, bits={bits}, scales={list(self.scale.shape[1:])}"
-        )
+        return f"experts={len(self)}, {super().extra_repr()}"
 
 
 def is_weight_of_experts(owner: nn.Module, name: str) -> bool:
@@ -108,20 +119,12 @@ def replace_weight(owner: nn.Module, name: str, weight: QuantizedExperts) -> Non
     setattr(owner, name, weight)
 
 
-def _of_one_shape(weights: Sequence[QuantizedWeight]) -> Iterator[QuantizedWeight]:
-    """Yield the weights with zero points for all of them or none."""
-    has_zeros = any(each.zero_point is not None for each in weights)
-    for each in weights:
-        yield each.with_zero_points() if has_zeros else each
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> nn.Parameter:
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
     if first.itemsize > 1:
-        return nn.Parameter(torch.stack([*tensors]), requires_grad=False)
+        return torch.stack([*tensors])
     # Bytes, which every device can stack.
-    stacked = torch.stack([each.view(torch.uint8) for each in tensors]).view(first.dtype)
-    return nn.Parameter(stacked, requires_grad=False)
+    return torch.stack([each.view(torch.uint8) for each in tensors]).view(first.dtype)
 
 
 class Linear(nn.Linear):
@@ -145,7 +148,7 @@ class Linear(nn.Linear):
         )  # fmt: skip
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(_Quantized):
     """A linear layer whose weight has eight or four bits per number.
 
     It captures as any layer: nothing is decided on the host but by shapes. It has no gradient.
@@ -157,33 +160,17 @@ class QuantizedLinear(nn.Module):
         row_invariant: As of ``quantized_linear``.
     """
 
-    weight: nn.Parameter
-    scale: nn.Parameter
-    zero_point: nn.Parameter | None
     bias: nn.Parameter | None
-    row_invariant: bool = True
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.quantized = weight
-        self.in_features, self.out_features = weight.in_features, weight.out_features
+        super().__init__(weight, weight.out_features)
         self.bias = _constant(bias)
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """The weight; setting it replaces the parameters."""
-        return QuantizedWeight(
-            self.weight.data,
-            self.scale.data,
-            None if self.zero_point is None else self.zero_point.data,
-            self.in_features,
-        )
-
-    @quantized.setter
-    def quantized(self, weight: QuantizedWeight) -> None:
-        self.weight = nn.Parameter(weight.numbers, requires_grad=False)
-        self.scale = nn.Parameter(weight.scale, requires_grad=False)
-        self.zero_point = _constant(weight.zero_point)
+        """The weight."""
+        zero_point = None if self.zero_point is None else self.zero_point.data
+        return QuantizedWeight(self.weight.data, self.scale.data, zero_point, self.in_features)
 
     def forward(
         self,
@@ -197,14 +184,6 @@ class QuantizedLinear(nn.Module):
             input, self.quantized, self.bias, swiglu=swiglu, split_k_partials=split_k_partials,
             row_invariant=self.row_invariant,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        """Describe the layer in the representation of its model."""
-        bits = 4 if self.weight.dtype == torch.uint8 else 8
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bits={bits}, "
-            f"scales={list(self.scale.shape)}"
-        )
 
 
 def project_quantized(
@@ -224,22 +203,16 @@ def project_quantized(
     return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
 
 
-def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
-    """Return a layer with the outputs of several side by side, and let them share its memory.
+def merge_quantized(layers: Sequence[QuantizedLinear]) -> None:
+    """Let layers of one kind of weight, all or none with a bias, share memory side by side.
 
-    The parameters of the layers become views of its own, so that modules that share them see it.
-
-    Args:
-        layers: Layers of one kind of weight, all or none with a bias.
+    Their parameters become views of it, so that modules that share them see it.
     """
-    sizes = [layer.out_features for layer in layers]
     weight = QuantizedWeight.join([layer.quantized for layer in layers])
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
-    bias = join_rows(biases) if biases else None
-    merged, end = QuantizedLinear(weight, bias), 0
-    merged.row_invariant = all(layer.row_invariant for layer in layers)
-    for layer, size in zip(layers, sizes, strict=True):
-        begin, end = end, end + size
+    bias, end = join_rows(biases) if biases else None, 0
+    for layer in layers:
+        begin, end = end, end + layer.out_features
         part = weight.part(begin, end)
         layer.weight.data, layer.scale.data = part.numbers, part.scale
         if layer.zero_point is None:
@@ -248,7 +221,6 @@ def merge_quantized(layers: Sequence[QuantizedLinear]) -> QuantizedLinear:
             layer.zero_point.data = part.zero_point
         if layer.bias is not None and bias is not None:
             layer.bias.data = bias[begin:end]
-    return merged
 
 
 def quantize_linears(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,20 +24,12 @@ from graphkit.models.quantization.settings import (
     check_quantization_keys,
     quantization_settings,
 )
-from graphkit.models.quantization.unpack import (
-    FP8_SCALES,
-    Tensors,
-    quantized_fp8_experts,
-    unpack_awq,
-    unpack_compressed,
-    unpack_fp8,
-    unpack_fp8_experts,
-    unpack_gptq,
-)
 from graphkit.models.quantization.weight import QuantizedWeight
-from graphkit.ops.quantized_layout import BLOCK, blocks
+from graphkit.ops.quantized_layout import BLOCK, SYMMETRIC_ZERO, blocks, packed_numbers
 
 Forms = Mapping[str, tuple[list[int], str]]
+Tensors = Mapping[str, torch.Tensor]
+Weights = TypeVar("Weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,7 @@ class StoredLayout:
         Raises:
             CheckpointError: A tensor is missing, or does not have the shape of the layout.
         """
-        weight: QuantizedWeight = self._unpacked(path, tensors, self.unpack)
+        weight = self.unpacked(path, tensors, self.unpack)
         columns = weight.scale.shape[1]
         if columns not in (1, blocks(weight.in_features)):
             raise CheckpointError(
@@ -104,25 +96,14 @@ class StoredLayout:
             )
         return weight
 
-    def experts(self, path: str, tensors: Tensors) -> torch.Tensor:
-        """Return the dequantised weights of experts that are one tensor, [E, A, B] float32.
+    def unpacked(
+        self, path: str, tensors: Tensors, unpack: Callable[[Tensors], Weights]
+    ) -> Weights:
+        """Return what a function makes of the tensors of a layer.
 
         Raises:
             CheckpointError: As for ``weight``.
         """
-        weights: torch.Tensor = self._unpacked(path, tensors, unpack_fp8_experts)
-        return weights
-
-    def expert_weights(self, path: str, tensors: Tensors) -> list[QuantizedWeight] | None:
-        """Return the weights of experts that are one tensor; ``None`` with scales of inputs.
-
-        The arguments and errors are those of ``experts``.
-        """
-        weights: list[QuantizedWeight] | None
-        weights = self._unpacked(path, tensors, quantized_fp8_experts)
-        return weights
-
-    def _unpacked(self, path: str, tensors: Tensors, unpack: Callable[[Tensors], Any]) -> Any:
         try:
             return unpack(tensors)
         except KeyError as error:
@@ -135,13 +116,166 @@ class StoredLayout:
             ) from error
 
 
-_FP8_SUFFIXES = ("weight", *FP8_SCALES)
+_FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+"""Suffixes of the scales of a weight in FP8. All are factors, whatever their name says."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Output of each four bits of a word, lowest bits first, as AutoAWQ packs them."""
+_IN_ORDER = tuple(range(8))
+
+
+def _unpack_fp8(tensors: Tensors) -> QuantizedWeight:
+    """Return a weight with one scale, or one of each output or each block of 128 x 128."""
+    weight, scale = tensors["weight"], _fp8_scale(tensors)
+    outputs, inputs = weight.shape
+    if scale.dim() == 4:  # ModelOpt writes [R, 1, C, 1] for blocks
+        scale = scale[:, 0, :, 0]
+    if scale.dim() < 2:
+        scale = scale.reshape(-1, 1)
+    if scale.dim() > 2:
+        raise ValueError(f"the scale has {scale.dim()} dimensions, expected at most 2.")
+    if scale.shape[0] not in (1, blocks(outputs), outputs):
+        raise ValueError(f"the scale has {len(scale)} rows for {outputs} outputs.")
+    return QuantizedWeight(weight.contiguous(), scale.contiguous(), None, inputs)
+
+
+def unpack_fp8_experts(tensors: Tensors) -> torch.Tensor:
+    """Return the dequantised weights of experts that are stored as one tensor, [E, A, B] float32.
+
+    The scale is [E], [E, 1, 1], [E, A], [E, A, 1] or [E, 1, B], or has one number per block.
+    """
+    weight, scale = tensors["weight"], _expert_scale(tensors)
+    for dim, size in ((1, weight.shape[1]), (2, weight.shape[2])):
+        if scale.shape[dim] == blocks(size):
+            scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
+    return weight.float() * scale
+
+
+def quantized_fp8_experts(tensors: Tensors) -> list[QuantizedWeight] | None:
+    """Return the weights of experts that are stored as one tensor; ``None`` with scales of inputs.
+
+    The scale is that of ``unpack_fp8_experts``.
+    """
+    weight, scale = tensors["weight"], _expert_scale(tensors)
+    columns = weight.shape[2]
+    if scale.shape[2] not in (1, blocks(columns)):
+        return None
+    return [QuantizedWeight(*each, None, columns) for each in zip(weight, scale, strict=True)]
+
+
+def _expert_scale(tensors: Tensors) -> torch.Tensor:
+    """Return the scale of experts that are stored as one tensor, with three dimensions."""
+    weight, scale = tensors["weight"], _fp8_scale(tensors)
+    experts, rows, columns = weight.shape
+    if scale.dim() < 3:
+        scale = scale.reshape(experts, -1, 1)
+    shape = tuple(scale.shape)
+    if shape[0] != experts or shape[1] not in (1, blocks(rows), rows):
+        raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
+    if shape[2] not in (1, blocks(columns), columns):
+        raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
+    return scale
+
+
+def _fp8_scale(tensors: Tensors) -> torch.Tensor:
+    """Return the scale of a weight in FP8, float32.
+
+    Raises:
+        KeyError: There is none.
+    """
+    scale = next((tensors[name] for name in _FP8_SCALES if name in tensors), None)
+    if scale is None:
+        raise KeyError("scale")
+    if scale.dtype == torch.uint8:  # an exponent, as in float8_e8m0fnu
+        scale = scale.view(torch.float8_e8m0fnu)
+    return scale.float()
+
+
+def _unpack_awq(tensors: Tensors) -> QuantizedWeight:
+    """Words hold eight outputs of one input: [K, N / 8] int32."""
+    numbers = _numbers(tensors["qweight"], 1, _AWQ_ORDER).t()
+    zeros = _numbers(tensors["qzeros"], 1, _AWQ_ORDER).t()
+    return _int4(numbers, tensors["scales"].t(), zeros)
+
+
+def _unpack_gptq(tensors: Tensors) -> QuantizedWeight:
+    """Words hold eight inputs of one output, [K / 8, N] int32; zero points are stored less 1."""
+    numbers = _numbers(tensors["qweight"], 0, _IN_ORDER).t()
+    zeros = (_numbers(tensors["qzeros"], 1, _IN_ORDER).t() + 1) & 15
+    scales = tensors["scales"].t()
+    _check_order(tensors, "g_idx", numbers.shape[1], scales.shape[1], "desc_act")
+    return _int4(numbers, scales, zeros)
+
+
+def _unpack_compressed(tensors: Tensors) -> QuantizedWeight:
+    """Words hold eight inputs of one output, [N, ceil(K / 8)] int32, 8 added to each number."""
+    outputs, inputs = tensors["weight_shape"].tolist()
+    numbers = _numbers(tensors["weight_packed"], 1, _IN_ORDER)[:outputs, :inputs]
+    scales = tensors["weight_scale"]
+    _check_order(tensors, "weight_g_idx", inputs, scales.shape[-1], "actorder")
+    zeros = tensors.get("weight_zero_point")
+    if zeros is not None:  # packed along the outputs
+        zeros = _numbers(zeros, 0, _IN_ORDER)[:outputs]
+    return _int4(numbers, scales, zeros)
+
+
+def _check_order(tensors: Tensors, name: str, inputs: int, groups: int, setting: str) -> None:
+    """Check that groups have inputs that are next to each other.
+
+    Raises:
+        ValueError: They do not.
+    """
+    order = tensors.get(name)
+    if order is None or bool((order == -1).all()):  # compressed-tensors writes -1 for no order
+        return
+    size = BLOCK if groups == blocks(inputs) else -(-inputs // groups)
+    expected = torch.arange(inputs, device=order.device) // size
+    if not torch.equal(order.long(), expected):
+        raise ValueError(
+            f"its inputs are in another order ({setting}), as {name} says, and graphkit reads "
+            "groups of consecutive inputs."
+        )
+
+
+def _int4(
+    numbers: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> QuantizedWeight:
+    """Return a weight of numbers [N, K], scales and zero points [N, C]."""
+    outputs, inputs = numbers.shape
+    for name, tensor in (("scales", scale), ("zero points", zero_point)):
+        if tensor is not None and tensor.shape != (outputs, scale.shape[1]):
+            raise ValueError(f"{name} have the shape {list(tensor.shape)} for {outputs} outputs.")
+    if zero_point is not None and bool((zero_point == SYMMETRIC_ZERO).all()):
+        zero_point = None  # fewer bytes to read
+    return QuantizedWeight(
+        packed_numbers(numbers.contiguous()),
+        scale.contiguous(),
+        None if zero_point is None else zero_point.contiguous(),
+        inputs,
+    )
+
+
+def _numbers(words: torch.Tensor, dim: int, order: tuple[int, ...]) -> torch.Tensor:
+    """Return the numbers of four bits in words of 32 bits as uint8.
+
+    Args:
+        words: [A, B] int32.
+        dim: The dimension that the eight numbers of a word extend.
+        order: Place of each number among the eight, lowest bits first.
+    """
+    places = sorted(range(8), key=order.__getitem__)
+    shifts = torch.tensor([4 * place for place in places], device=words.device)
+    shape = (1, -1, 1) if dim == 0 else (1, 1, -1)
+    numbers = (words.unsqueeze(dim + 1) >> shifts.view(shape)) & 15
+    return numbers.flatten(dim, dim + 1).to(torch.uint8)
+
+
+_FP8_SUFFIXES = ("weight", *_FP8_SCALES)
 _PACKED_SUFFIXES = (
     "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
 )  # fmt: skip
 _INT4: Mapping[str, StoredLayout] = {
-    "awq": StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), unpack_awq),
-    "gptq": StoredLayout("gptq", "qweight", ("qweight", "qzeros", "scales", "g_idx"), unpack_gptq),
+    "awq": StoredLayout("awq", "qweight", ("qweight", "qzeros", "scales"), _unpack_awq),
+    "gptq": StoredLayout("gptq", "qweight", ("qweight", "qzeros", "scales", "g_idx"), _unpack_gptq),
 }
 """Layouts of weights that are no matrix of FP8; the others have that of FP8."""
 
@@ -164,8 +298,8 @@ def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
         # A name after -: leaves a layer as it is.
         Rule(("dynamic",), others, ([],)).check(method, {})
     if method == "compressed-tensors" and _is_packed(settings):
-        return StoredLayout(method, "weight_packed", _PACKED_SUFFIXES, unpack_compressed)
-    return _INT4.get(method, StoredLayout(method, "weight", _FP8_SUFFIXES, unpack_fp8))
+        return StoredLayout(method, "weight_packed", _PACKED_SUFFIXES, _unpack_compressed)
+    return _INT4.get(method, StoredLayout(method, "weight", _FP8_SUFFIXES, _unpack_fp8))
 
 
 def _is_packed(settings: Mapping[str, Any]) -> bool:

@@ -180,12 +180,3 @@ def test_malformed_folders_are_refused(make_head, target, tmp_path, changes, tex
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(CheckpointError, match=text):
         load_head("DFLASH", tmp_path, target)
-
-
-def test_folders_of_other_heads_are_refused(eagle, make_head, target, tmp_path):
-    save_draft_head(eagle, tmp_path / "eagle")
-    with pytest.raises(CheckpointError, match="contains no DFLASH head"):
-        load_head("DFLASH", tmp_path / "eagle", target)
-    save_draft_head(make_head(), tmp_path / "dflash")
-    with pytest.raises(CheckpointError):
-        load_head("EAGLE", tmp_path / "dflash", target)

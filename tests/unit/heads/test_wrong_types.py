@@ -10,7 +10,6 @@ import torch
 from graphkit import CheckpointError, ConfigError
 from graphkit.engine.attention import PagedAttention
 from graphkit.models import random_model
-from graphkit.models.heads.load import head_algorithm, load_head
 from graphkit.models.reference import (
     default_checkpoint,
     dflash_target,
@@ -58,21 +57,6 @@ def test_draft_lengths_are_ints(num_steps):
 def test_a_device_must_exist(create):
     with pytest.raises(ConfigError, match="unknown device 'cpuu'"):
         create("cpuu")
-
-
-@pytest.mark.parametrize("folder", [3, None, ["weights"], b"weights"], ids=str)
-@pytest.mark.parametrize(
-    "read",
-    [
-        head_algorithm,
-        lambda folder: load_head("EAGLE", folder, None),
-    ],
-    ids=["head_algorithm", "load_head"],
-)
-def test_a_folder_is_a_path(read, folder):
-    with pytest.raises(ConfigError, match=r"\.folder must be the path of a folder, got") as caught:
-        read(folder)
-    assert caught.value.field == "folder"
 
 
 @pytest.mark.parametrize("kind", [3, None, ["eagle"], "", ".."])
