@@ -23,7 +23,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from graphkit.errors import ConfigError
-from graphkit.models.running import IndexBatch
+from graphkit.models.running import IndexBatch, hooked
 from graphkit.models.versions import RECURRENT
 from graphkit.models.wrapper.model_logits import cache_argument
 
@@ -102,20 +102,14 @@ class CacheUse:
             self.length_arguments.update(running[-1:])
             return count_tokens(*args, **kwargs)
 
-        modules = list(self._model.modules())
-        hooks = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
-        hooks += [module.register_forward_hook(leave, always_call=True) for module in modules]
         for name in filter(partial(hasattr, cache), _STATE_METHODS):
             setattr(cache, name, noting(getattr(cache, name), self.mixers))
         if hasattr(cache, "update_indexer"):
             cache.update_indexer = noting(cache.update_indexer, self.indexers)  # type: ignore[method-assign]
         cache.get_seq_length = get_seq_length  # type: ignore[method-assign]
         cache.update = update  # type: ignore[method-assign, assignment]
-        try:
+        with hooked(self._model.modules(), enter, leave, always_call=True):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def cached_layers(self) -> int:
         """Return how many layers cached keys and values."""

@@ -127,8 +127,11 @@ def load(
     if dtype is not None:
         check_dtype("load", dtype)
     check_type(folder_or_model, "folder_or_model")
-    kind, heads = None, _heads() if draft is not None else None
-    if heads is not None:
+    heads: Any = None
+    kind = None
+    if draft is not None:  # a model without one does not need the module
+        from graphkit.models.heads import load as heads
+
         kind = heads.draft_kind(draft, folder_or_model)
     if algorithm is not None:
         own = () if heads is None else heads.ALGORITHMS_BY_KIND[kind]
@@ -164,13 +167,6 @@ def load(
     )  # fmt: skip
     _log_row_invariance(result, str(name))
     return result
-
-
-def _heads() -> Any:
-    """Return the module that loads draft models, which a model without one does not need."""
-    from graphkit.models.heads import load as heads
-
-    return heads
 
 
 def _log_row_invariance(model: TransformersModel, name: str) -> None:

@@ -46,13 +46,11 @@ from graphkit.models.running import AttentionCall, LatentRows, SelectedKeys, run
 
 def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
     """Let the modules with latent attention attend over latents; in place."""
-    modules = dict(model.named_modules())
     for layer in layout.attention:
         if layer.latent is not None:
-            projection = modules[layer.latent.projection]
+            projection = model.get_submodule(layer.latent.projection)
             sizes = layer.heads, layer.key_size - layer.latent.rotated_size
-            module = modules[layer.name]
-            argument = layer.latent.cache_argument
+            module, argument = model.get_submodule(layer.name), layer.latent.cache_argument
             module.forward = _over_latents(module.forward, projection, sizes, argument)
 
 
@@ -88,9 +86,8 @@ def pass_mask(model: PreTrainedModel, layout: ModelLayout) -> None:
 
 def convert_indexers(model: PreTrainedModel, layout: ModelLayout) -> None:
     """Let the indexers of a model run over the pools of the running batch; in place."""
-    modules = dict(model.named_modules())
     for number, layer in enumerate(layout.indexers):
-        module = modules[layer.name]
+        module = model.get_submodule(layer.name)
         module.forward = PooledIndexer(module.forward, layer, number)
 
 
@@ -235,11 +232,10 @@ def _replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
 
     Llama 4 scales queries by their position, which it counts from the length of the cache.
     """
-    modules = dict(model.named_modules())
     arguments = {layer.name: layer.length_argument for layer in layout.attention}
     for name, argument in arguments.items():
         if argument:
-            module = modules[name]
+            module = model.get_submodule(name)
             module.forward = _with_length(module.forward, argument)
 
 

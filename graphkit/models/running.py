@@ -5,8 +5,8 @@ Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -243,21 +243,31 @@ class RunningForward:
         token = _RUNNING.set(self)
         is_cpu = self.positions.device.type == "cpu"
         try:
-            with _InVectors() if is_cpu else nullcontext():
+            with Intercepted(_by_vectors) if is_cpu else nullcontext():
                 yield
         finally:
             _RUNNING.reset(token)
 
 
-class _InVectors(TorchFunctionMode):
-    """Runs the functions by ``in_vectors`` whose last numbers torch computes otherwise on a CPU."""
+class Intercepted(TorchFunctionMode):
+    """Calls ``handle(function, *args, **kwargs)`` in the place of functions of torch in a block."""
+
+    def __init__(self, handle: Callable[..., Any]) -> None:
+        super().__init__()
+        self._handle = handle
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _DEPENDS_ON_PLACE and isinstance(args[0], torch.Tensor):
-            return in_vectors(func, *args, **kwargs or {})
-        return func(*args, **kwargs or {})
+        """Handle a call."""
+        return self._handle(func, *args, **kwargs or {})
+
+
+def _by_vectors(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a function, by ``in_vectors`` if torch computes its last numbers otherwise on a CPU."""
+    if function in _DEPENDS_ON_PLACE and isinstance(args[0], torch.Tensor):
+        return in_vectors(function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
 _DEPENDS_ON_PLACE = frozenset({
@@ -317,6 +327,22 @@ def running_slots(rows: int) -> torch.Tensor | None:
     running = _RUNNING.get()
     slots = None if running is None else running.slots
     return slots if slots is not None and len(slots) == rows else None
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[nn.Module],
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    *,
+    always_call: bool = False,
+) -> Iterator[None]:
+    """Let modules call ``before(module, args, kwargs)`` and ``after(module, args, output)``."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(after, always_call=always_call))
+        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,6 @@ from graphkit.models.fusion.linears import MergedLinears, merge_linears, plain_l
 from graphkit.models.fusion.norms import defer_products, find_norms
 from graphkit.models.fusion.observation import (
     ROWS,
-    Intercepted,
     ModuleCall,
     Run,
     agree,
@@ -28,6 +28,7 @@ from graphkit.models.fusion.observation import (
 from graphkit.models.fusion.routers import find_routers, find_shared_experts
 from graphkit.models.layout import ModelLayout
 from graphkit.models.quantization.linear import Linear, QuantizedLinear
+from graphkit.models.running import Intercepted
 from graphkit.ops.linear import project
 
 Project = Callable[..., torch.Tensor]
@@ -231,7 +232,7 @@ def _without_unused(
         owned = {buffer.data_ptr() for buffer in call.module.buffers(recurse=False)}
         if not owned & frequencies or "forward" in vars(call.module):
             continue
-        call.module.forward = _Omitted(call.output)
+        call.module.forward = partial(_returned, tree_map(lambda _: None, call.output))
         try:
             same = agree(expected, run_at(positions, run, positions)[0])
         except (TypeError, AttributeError):  # None, where a result is used
@@ -243,15 +244,9 @@ def _without_unused(
     return omitted
 
 
-class _Omitted:
-    """Returns ``None`` in the place of the tensors of a result."""
-
-    def __init__(self, output: Any) -> None:
-        self._output = tree_map(lambda _: None, output)
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Return the result without its tensors."""
-        return self._output
+def _returned(output: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Return an output without its tensors, in the place of a forward."""
+    return output
 
 
 def _merged_text(group: MergedLinears, names: dict[nn.Module, str]) -> str:

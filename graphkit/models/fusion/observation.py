@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
-from graphkit.models.running import AttentionCall, attending
+from graphkit.models.running import AttentionCall, Intercepted, attending, hooked
 
 _LIMITS = {torch.float32: 32.0, torch.float64: 32.0}
 _LIMIT_OF_HALF = 1.0
@@ -142,20 +141,6 @@ class ModuleCall:
         return agree(self.output, output)
 
 
-class Intercepted(TorchFunctionMode):
-    """Calls ``handle(function, *args, **kwargs)`` in the place of functions of torch in a block."""
-
-    def __init__(self, handle: Callable[..., Any]) -> None:
-        super().__init__()
-        self._handle = handle
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Handle a call."""
-        return self._handle(func, *args, **kwargs or {})
-
-
 def _inputs(operand: Any) -> int | None:
     is_matrix = isinstance(operand, torch.Tensor) and operand.dim() > 0
     return operand.shape[-1] if is_matrix else None
@@ -192,10 +177,8 @@ def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
             stack[-1].products.append(name)
         return function(*args, **kwargs)
 
-    with ExitStack() as hooks, attending(attend, positions), torch.no_grad(), Intercepted(note):
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.enter_context(module.register_forward_hook(leave))
+    hooks = hooked(model.modules(), enter, leave)
+    with hooks, attending(attend, positions), torch.no_grad(), Intercepted(note):
         run(positions)
     return root.calls[0] if len(root.calls) == 1 else root
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from graphkit.models.experts import IMPLEMENTATION, experts_of
-from graphkit.models.fusion.observation import Intercepted, ModuleCall, agree, random_rows
+from graphkit.models.fusion.observation import ModuleCall, agree, random_rows
+from graphkit.models.running import Intercepted
 from graphkit.ops.experts import choose_experts
 from graphkit.ops.linear import project
 

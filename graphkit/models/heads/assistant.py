@@ -20,7 +20,7 @@ from graphkit.buffers import DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.models.forward import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
-from graphkit.models.heads.draft_model import DraftModel
+from graphkit.models.heads.draft_model import WholeModelDraft
 from graphkit.models.layout import AttentionLayer, ModelLayout, output_head
 from graphkit.models.model import TransformersModel
 from graphkit.models.pools import TargetKeys
@@ -32,7 +32,7 @@ from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 
 
-class AssistantDraft(DraftModel):
+class AssistantDraft(WholeModelDraft):
     """An assistant of Gemma 4, which then runs through graphkit alone.
 
     Args:
@@ -55,7 +55,7 @@ class AssistantDraft(DraftModel):
                 "which ranks split. Load both on one device.",
                 field="draft",
             )
-        self._model = model
+        super().__init__(model, ModelLayout((), ()))
         self._embed = target.model.get_input_embeddings().forward
         self._layers = _layers_with_keys(model, target)
         for config in (model.config, model.config.get_text_config()):
@@ -69,23 +69,12 @@ class AssistantDraft(DraftModel):
             kind: (like.new_zeros(1, layer.heads, 1, layer.value_size),) * 2
             for kind, (_, layer) in self._layers.items()
         }
-        self.layout = ModelLayout((), ())
         if fuse:
             longest = model.config.get_text_config().max_position_embeddings
             self.layout = fuse_modules(
                 model, self.layout, self._run_random, model.device, longest=longest,
                 kept=[output_head(model)],
             )  # fmt: skip
-
-    @property
-    def module(self) -> PreTrainedModel:
-        """See ``DraftModel.module``."""
-        return self._model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``DraftModel.dtype``."""
-        return self._model.dtype
 
     def _forward(self, attention: Any, spec: SpecConfig) -> Any:  # noqa: ARG002
         return partial(self._run, attention)

@@ -166,7 +166,8 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "projector_type": ("dflash",), "residual_multiplier": (1,),
 }  # fmt: skip
 """Values with which a head computes what graphkit computes."""
-_WINDOWED, _FULL = "sliding_attention", "full_attention"
+FULL, WINDOWED = "full_attention", "sliding_attention"
+"""Types of layers that graphkit runs."""
 
 
 def check_settings(
@@ -210,6 +211,19 @@ def check_settings(
             )
 
 
+def check_layer_types(kinds: object) -> None:
+    """Refuse types of layers that graphkit does not run.
+
+    Raises:
+        CheckpointError: There is another type, or it is no list.
+    """
+    if not isinstance(kinds, list) or any(kind not in (FULL, WINDOWED) for kind in kinds):
+        raise CheckpointError(
+            f"config.json: layer_types is {short_repr(kinds)}, but graphkit runs only a list of "
+            f"{FULL} and {WINDOWED}. Use a head with one of them."
+        )
+
+
 def head_config(data: Mapping[str, object]) -> PreTrainedConfig:
     """Return the configuration of the layers of an EAGLE or EAGLE-3 head.
 
@@ -219,27 +233,18 @@ def head_config(data: Mapping[str, object]) -> PreTrainedConfig:
         CheckpointError: A value is missing, malformed or unsupported.
     """
     kinds, window = data.get("layer_types"), data.get("sliding_window")
-    if kinds is not None and not isinstance(kinds, list):
-        raise CheckpointError(
-            f"config.json: layer_types must be a list, got {short_repr(kinds)}. Correct "
-            "config.json."
-        )
-    own = kinds[: layer_count(data)] if kinds else []
-    if any(kind not in (_FULL, _WINDOWED) for kind in own):
-        raise CheckpointError(
-            f"config.json of the draft head has layer_types {short_repr(own)}, but graphkit runs "
-            "only "
-            f"{_FULL} and {_WINDOWED}. Use a head with one of them."
-        )
-    if _WINDOWED in own:
+    own: Any = [] if kinds is None else kinds
+    own = own[: layer_count(data)] if isinstance(own, list) else own
+    check_layer_types(own)
+    if WINDOWED in own:
         if type(window) is not int or window < 1:
             raise CheckpointError(
-                f"config.json: layer_types has {_WINDOWED}, so that sliding_window must be an int "
+                f"config.json: layer_types has {WINDOWED}, so that sliding_window must be an int "
                 f">= 1, got {short_repr(window)}. Correct config.json."
             )
         if data.get("model_type") not in ("llama", "mistral") or data.get("attention_bias"):
             raise CheckpointError(
-                f"config.json of the draft head has {_WINDOWED} in a layer of "
+                f"config.json of the draft head has {WINDOWED} in a layer of "
                 f"{data.get('model_type')} with biases or norms of heads, which graphkit does not "
                 "compute. Use a head whose layer attends to all tokens."
             )

@@ -53,9 +53,10 @@ class DraftModel(ABC):
     row_invariant: bool = False
 
     @property
-    @abstractmethod
     def module(self) -> nn.Module:
-        """The weights that are not the target's."""
+        """The weights that are not the target's: a head itself, or a model of transformers."""
+        assert isinstance(self, nn.Module), "others override it"
+        return self
 
     @property
     @abstractmethod
@@ -128,7 +129,24 @@ class DraftModel(ABC):
             yield
 
 
-class StandaloneDraft(DraftModel):
+class WholeModelDraft(DraftModel):
+    """Base of draft models that are models of transformers."""
+
+    def __init__(self, model: PreTrainedModel, layout: ModelLayout) -> None:
+        self._model, self.layout = model, layout
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """See ``DraftModel.module``."""
+        return self._model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``DraftModel.dtype``."""
+        return self._model.dtype
+
+
+class StandaloneDraft(WholeModelDraft):
     """A causal language model with the vocabulary of the target.
 
     Raises:
@@ -145,17 +163,7 @@ class StandaloneDraft(DraftModel):
                 "with attention alone.",
                 field="draft",
             )
-        self._model, self.layout = model, layout
-
-    @property
-    def module(self) -> PreTrainedModel:
-        """See ``DraftModel.module``."""
-        return self._model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``DraftModel.dtype``."""
-        return self._model.dtype
+        super().__init__(model, layout)
 
     def _forward(self, attention: LayerGroupAttention, spec: SpecConfig) -> Any:  # noqa: ARG002
         run = TransformersForward(self._model, self.layout, attention)

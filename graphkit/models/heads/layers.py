@@ -201,11 +201,6 @@ class DraftHead(nn.Module, DraftModel):
         self._target_logits = None if has_head else target.logits
 
     @property
-    def module(self) -> nn.Module:
-        """See ``DraftModel.module``."""
-        return self
-
-    @property
     def dtype(self) -> torch.dtype:
         """The data type of the hidden states: that of the norms, which are not quantised."""
         norm: nn.Module = next(m for m in self.modules() if isinstance(m, self._norm_class))

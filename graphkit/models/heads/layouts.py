@@ -20,7 +20,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from graphkit.errors import CheckpointError, short_repr
-from graphkit.models.heads.config import TYPES, check_settings, layer_count, setting
+from graphkit.models.heads.config import (
+    TYPES,
+    WINDOWED,
+    check_layer_types,
+    check_settings,
+    layer_count,
+    setting,
+)
 from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.layers import HeadSources
 
@@ -139,7 +146,7 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
 
 
 MODEL_TYPE = "muse_glimmer_assistant"
-_DFLASH_CONFIG, _KINDS = "dflash_config", ("full_attention", "sliding_attention")
+_DFLASH_CONFIG = "dflash_config"
 _SIZES = ("markov_rank", "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
 _FACTORS = ("output_multiplier", "final_logit_softcapping")
 _DFLASH_USED = (
@@ -238,13 +245,9 @@ def _windows(data: Mapping[str, object]) -> dict[str, Any]:
     """
     is_own, count = data.get("model_type") == MODEL_TYPE, layer_count(data)
     kinds, is_causal = data.get("layer_types"), data.get("is_causal")
-    kinds = kinds or (["sliding_attention"] * count if is_own else [])
-    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
-        raise CheckpointError(
-            f"config.json: layer_types is {short_repr(kinds)}, but graphkit runs only "
-            f"{' and '.join(_KINDS)}. Use a head with one of them."
-        )
-    windowed = tuple(i for i, kind in enumerate(kinds[:count]) if kind == _KINDS[1])
+    listed: Any = kinds or ([WINDOWED] * count if is_own else [])
+    check_layer_types(listed)
+    windowed = tuple(i for i, kind in enumerate(listed[:count]) if kind == WINDOWED)
     if setting(data, "is_causal", bool, False) and (is_own or len(windowed) < count):
         raise CheckpointError(
             "config.json sets is_causal to true, but rows of a block see each other in a layer "

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from graphkit.models.heads.layers import DraftHead, HeadSources, check_fit
 from graphkit.models.heads.mtp import load_mtp
 from graphkit.models.layout import ModelLayout, decoder_layers, output_head
 from graphkit.models.model import TransformersModel
-from graphkit.models.plain_tensors import PlainTensors, plain_tensors
+from graphkit.models.plain_tensors import plain_tensors
 from graphkit.models.quantization.linear import quantize_linears, set_row_invariant
 from graphkit.models.refusals import check_type
 from graphkit.models.stored_tensors import is_of_rounding
@@ -194,30 +193,55 @@ def load_head(kind: str, folder: str | Path, target: HeadSources) -> DraftHead:
     """
     folder = Path(folder)
     data, stored = read_config(folder), plain_tensors(folder)
-    rename = _NAMES[kind]
-    names = {rename(name) for name in stored.forms}
-    config, options, ignored = _OPTIONS[kind](data, names, target)
+    head_class, rename, read_options = _HEADS[kind]
+    names: dict[str, str] = {}
+    for name in stored.forms:
+        if (twin := names.setdefault(rename(name), name)) != name:
+            raise CheckpointError(
+                f"the checkpoint has {twin} and {name}, which are one tensor of the model. Delete "
+                "one of them."
+            )
+    config, options, ignored = read_options(data, names.keys(), target)
     if confidence := sorted(name for name in ignored if name.startswith(_CONFIDENCE)):
         logger.warning(
             "%s has %s, which is not used: it says how many drafts are worth verifying, and a step "
             "verifies num_draft_tokens of them.", folder, ", ".join(confidence),
         )  # fmt: skip
     own = {"has_embedding": "embed_tokens.weight" in names, "has_head": "lm_head.weight" in names}
-    build = partial(_CLASSES[kind], config, target, **own | options)
-    return _load(build, stored, target, ignored, rename)
+    try:
+        with torch.device("meta"):
+            head: DraftHead = head_class(config, target, **own | options)
+            expected = head.state_dict()
+            split = None if target.group is None else RankSplit(head, target.group)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if split is not None:
+        split.cut(head)
+    used = {
+        new: name
+        for new, name in names.items()
+        if new not in ignored and not (stored.layout is not None and is_of_rounding(name))
+    }
+    weight = target.lm_head.get_parameter("weight")
+    head.to(weight.dtype).to_empty(device=weight.device)
+    parts = {} if split is None else split.parts
+    stored.renamed(used).fill(head, expected, weight.device, parts)
+    if split is not None:
+        split.install(head)
+    return head.eval().requires_grad_(False)
 
 
 Options = tuple[PreTrainedConfig, dict[str, Any], frozenset[str]]
 """Settings of the layers, arguments of the class of a head, and tensors that it need not have."""
 
 
-def _eagle(data: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
+def _eagle(data: Mapping[str, object], names: Collection[str], _target: HeadSources) -> Options:
     config = head_config(layouts.eagle_layer_config(data))
     has_bias = _FC_BIAS in names or setting(data, "fusion_bias", bool, False)
     return config, {"fc_bias": has_bias}, frozenset()
 
 
-def _eagle3(file: Mapping[str, object], names: set[str], _target: HeadSources) -> Options:
+def _eagle3(file: Mapping[str, object], names: Collection[str], _target: HeadSources) -> Options:
     data = layouts.eagle3_settings(file)
     config = head_config(layouts.nested_layer(data))
     vocab_size = data.get("draft_vocab_size")
@@ -238,55 +262,16 @@ def _eagle3(file: Mapping[str, object], names: set[str], _target: HeadSources) -
     return config, options, frozenset({"t2d"})
 
 
-def _dflash(data: Mapping[str, object], names: set[str], target: HeadSources) -> Options:
+def _dflash(data: Mapping[str, object], names: Collection[str], target: HeadSources) -> Options:
     config = head_config(layouts.dflash_layer_config(data, target))
     confidence = frozenset(name for name in names if name.startswith(_CONFIDENCE))
     return config, layouts.dflash_settings(data), confidence
 
 
 _FC_BIAS, _CONFIDENCE = "fc.bias", "confidence_head."
-_CLASSES: Mapping[str, type[DraftHead]] = {
-    "EAGLE": EagleHead, "EAGLE3": Eagle3Head, "DFLASH": DFlashHead,
-}  # fmt: skip
-_NAMES: Mapping[str, Callable[[str], str]] = {
-    "EAGLE": layouts.eagle_name, "EAGLE3": layouts.eagle3_name, "DFLASH": layouts.dflash_name,
-}  # fmt: skip
-_OPTIONS = {"EAGLE": _eagle, "EAGLE3": _eagle3, "DFLASH": _dflash}
-
-
-def _load(
-    build: Callable[[], DraftHead],
-    stored: PlainTensors,
-    target: HeadSources,
-    ignored: frozenset[str],
-    rename: Callable[[str], str],
-) -> DraftHead:
-    target_weight, group = target.lm_head.get_parameter("weight"), getattr(target, "group", None)
-    try:
-        with torch.device("meta"):
-            head = build()
-            expected = head.state_dict()
-            split = None if group is None else RankSplit(head, group)
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
-    if split is not None:
-        split.cut(head)
-    head.to(target_weight.dtype)
-    names: dict[str, str] = {}
-    for name in stored.forms:
-        if (twin := names.setdefault(rename(name), name)) != name:
-            raise CheckpointError(
-                f"the checkpoint has {twin} and {name}, which are one tensor of the model. Delete "
-                "one of them."
-            )
-    used = {
-        new: name
-        for new, name in names.items()
-        if new not in ignored and not (stored.layout is not None and is_of_rounding(name))
-    }
-    head.to_empty(device=target_weight.device)
-    parts = {} if split is None else split.parts
-    stored.renamed(used).fill(head, expected, target_weight.device, parts)
-    if split is not None:
-        split.install(head)
-    return head.eval().requires_grad_(False)
+_HEADS: Mapping[str, tuple[type[Any], Callable[[str], str], Callable[..., Options]]] = {
+    "EAGLE": (EagleHead, layouts.eagle_name, _eagle),
+    "EAGLE3": (Eagle3Head, layouts.eagle3_name, _eagle3),
+    "DFLASH": (DFlashHead, layouts.dflash_name, _dflash),
+}
+"""By kind: the class, what renames a stored tensor, and what reads the settings."""

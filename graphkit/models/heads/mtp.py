@@ -177,11 +177,6 @@ class MtpHead(nn.Module, DraftModel):
             self.num_steps = min(self.num_steps, len(self.chain))
 
     @property
-    def module(self) -> nn.Module:
-        """See ``DraftModel.module``."""
-        return self
-
-    @property
     def dtype(self) -> torch.dtype:
         """The data type of the hidden states: that of the norms, which are not quantised."""
         return self.chain[0].norm.get_parameter("weight").dtype

@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from graphkit.graphs import caller_line
-from graphkit.models.running import SelectedKeys
+from graphkit.models.running import SelectedKeys, hooked
 
 OUTPUT = "the output"
 _LEVELS = 2
@@ -87,13 +87,7 @@ def recorded_rows(
         path, source = calls.pop()
         record(path, OUTPUT, output, calls[-1][0], source)
 
-    with ExitStack() as stack:
-        for module in modules:
-            for handle in (
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after),
-            ):
-                stack.callback(handle.remove)
+    with hooked(modules, before, after):
         yield recorded
 
 
@@ -328,5 +322,5 @@ def _after_calls(
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield
