@@ -147,13 +147,8 @@ class CacheUse:
 
 def _receiver(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the parameter of a module's forward that received the cache, or an empty string."""
-    for name, value in kwargs.items():
-        if isinstance(value, Cache):
-            return name
-    for name, value in zip(signature(module.forward).parameters, args, strict=False):
-        if isinstance(value, Cache):
-            return name
-    return ""
+    passed = [*kwargs.items(), *zip(signature(module.forward).parameters, args, strict=False)]
+    return next((name for name, value in passed if isinstance(value, Cache)), "")
 
 
 class PastLength:

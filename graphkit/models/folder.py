@@ -24,6 +24,8 @@ _SAFETENSORS_DTYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
 }
 
+_REDUNDANT = "rotary_emb.inv_freq"
+"""Ends the names of tensors that follow from the config, of older exports."""
 Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
 
@@ -82,7 +84,7 @@ def check_tensors(forms: Mapping[str, Form], expected: Mapping[str, Tensor]) -> 
             f"the checkpoint has no {abbreviate(missing)}, which its config.json requires. "
             "Download all weights, or correct config.json."
         )
-    if extra := sorted(n for n in forms.keys() - expected.keys() if not _is_redundant(n)):
+    if extra := sorted(n for n in forms.keys() - expected.keys() if not n.endswith(_REDUNDANT)):
         raise CheckpointError(
             f"the checkpoint has {abbreviate(extra)}, which the model of its config.json does not "
             "have. Use a draft head without them, in the dtype of its training."
@@ -136,11 +138,6 @@ def _check_form(name: str, form: Form, expected: Tensor) -> None:
         )
 
 
-def _is_redundant(name: str) -> bool:
-    """Return whether a tensor follows from the config: rotary frequencies of older exports."""
-    return name.endswith("rotary_emb.inv_freq")
-
-
 _CONFIG, _MODELOPT = "config.json", "hf_quant_config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -186,11 +183,10 @@ class StoredWeights:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._files = _weight_files(folder)
         self.forms: dict[str, Form] = {}
         self._places: dict[str, Path] = {}
         self._open: dict[Path, Callable[[str], Tensor]] = {}
-        for file in self._files:
+        for file in _weight_files(folder):
             forms = stored_tensors(file)
             self.forms |= forms
             self._places |= dict.fromkeys(forms, file)

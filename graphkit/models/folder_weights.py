@@ -149,7 +149,7 @@ def read_tensors(
 
     Args:
         shape: The model on the meta device.
-        tensors: The tensors.
+        tensors: Those of its folder.
         device: Where the quantised weights go.
         split: How ranks split the model.
         create: Makes a new model of the class and the configuration of ``shape`` like it.
@@ -185,7 +185,10 @@ def read_tensors(
             path = placed[name].name.removesuffix(".weight")
             weights[path] = weight
             checked[path] = _checked(tensors, name, part, weight.out_features)
-            state[name] = _placeholder(weight, shape.dtype)
+            # The memory of one number. NaN equals no other weight, so that transformers does not
+            # tie the layer to another.
+            nan = torch.full((), torch.nan, dtype=shape.dtype)
+            state[name] = nan.expand(weight.out_features, weight.in_features)
         elif placed[name].name in parameters:
             dequantised.append(name)
     cut = {placed[name].name for name in parts}
@@ -256,7 +259,7 @@ def _parts(
             continue
         sizes, expected = tensors.forms[name][0], list(shape.get_parameter(target.name).shape)
         if target.is_stacked and sizes[part.dim] != part.size:
-            part = part.of_first_half()
+            part = Part(part.dim, part.size // 2, part.spans[:1])  # of one of the two halves
         elif not target.is_stacked and sizes != expected:
             raise CheckpointError(
                 f"{folder}: {name} has shape {sizes}, but config.json requires {expected}. Correct "
@@ -327,15 +330,6 @@ def _is_linear(model: PreTrainedModel, path: str, target: Target) -> bool:
             "transposed. graphkit reads quantised layers of torch.nn.Linear."
         )
     return type(layer).forward is nn.Linear.forward and layer is not output_head(model)
-
-
-def _placeholder(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the shape of a weight with the memory of one number.
-
-    NaN equals no other weight, so that transformers does not tie the layer to another.
-    """
-    nan = torch.full((), torch.nan, dtype=dtype)
-    return nan.expand(weight.out_features, weight.in_features)
 
 
 class _Lazy:

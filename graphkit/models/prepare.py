@@ -236,14 +236,10 @@ def _replace_past_lengths(model: PreTrainedModel, layout: ModelLayout) -> None:
     for name, argument in arguments.items():
         if argument:
             module = model.get_submodule(name)
-            module.forward = _with_length(module.forward, argument)
+            module.forward = partial(_with_length, module.forward, argument)
 
 
-def _with_length(forward: Callable[..., Any], argument: str) -> Callable[..., Any]:
-    """Return a forward whose cache has the running positions as its length."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        past = PastLength(running_forward().positions)
-        return forward(*args, **kwargs | {argument: past})
-
-    return run
+def _with_length(forward: Callable[..., Any], argument: str, *args: Any, **kwargs: Any) -> Any:
+    """Run a forward whose cache has the running positions as its length."""
+    past = PastLength(running_forward().positions)
+    return forward(*args, **kwargs | {argument: past})

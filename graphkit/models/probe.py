@@ -114,10 +114,24 @@ class _Probe:
 
     def check(self, module: nn.Module, output: Any) -> None:
         """Check what a module returns, if it uses recurrent states or index keys."""
-        if module in dict(self.cache.indexers.values()):
-            self._check_selection(module, output)
-        if module in dict(self.cache.mixers.values()):
-            self._check_mixed(module, output)
+        is_tensor, name = isinstance(output, torch.Tensor), f"({type(module).__name__})"
+        if module in dict(self.cache.indexers.values()) and not (
+            is_tensor
+            and not output.is_floating_point()
+            and output.dtype != torch.bool
+            and output.shape[:2] == (1, 2)
+        ):
+            raise ConfigError(
+                f"{self._name(module)} {name} caches index keys, but does not return the positions "
+                "of the keys that each row selects, which graphkit needs.",
+                field="folder_or_model",
+            )
+        if module in dict(self.cache.mixers.values()) and not is_tensor:
+            raise ConfigError(
+                f"{self._name(module)} {name} has recurrent states and returns a "
+                f"{type(output).__name__}: graphkit runs such modules if they return one tensor.",
+                field="folder_or_model",
+            )
 
     def recurrent_layers(self) -> tuple[RecurrentLayer, ...]:
         layers = []
@@ -168,23 +182,6 @@ class _Probe:
                 path = f"{self._name(call.module)}.{name}"
                 return LatentSizes(rank, size, path, argument)
         return None
-
-    def _check_mixed(self, module: nn.Module, output: Any) -> None:
-        if not isinstance(output, torch.Tensor):
-            raise ConfigError(
-                f"{self._name(module)} ({type(module).__name__}) has recurrent states and returns "
-                f"a {type(output).__name__}: graphkit runs such modules if they return one tensor.",
-                field="folder_or_model",
-            )
-
-    def _check_selection(self, module: nn.Module, output: Any) -> None:
-        is_tensor = isinstance(output, torch.Tensor) and not output.is_floating_point()
-        if not is_tensor or output.dtype == torch.bool or output.shape[:2] != (1, 2):
-            raise ConfigError(
-                f"{self._name(module)} ({type(module).__name__}) caches index keys, but does not "
-                "return the positions of the keys that each row selects, which graphkit needs.",
-                field="folder_or_model",
-            )
 
     def _name(self, module: nn.Module) -> str:
         return next((name for name, each in self.model.named_modules() if each is module), "?")

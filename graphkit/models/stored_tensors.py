@@ -202,23 +202,15 @@ def _has_no_effect(
     """Return whether the text of a model does not depend on a tensor that it does not have."""
     if _WITHOUT_EFFECT.search(name) or (is_quantised and _ACTIVATIONS.search(name)):
         return True
-    if _is_behind(name, unused) or _is_mask(name, stored):
-        return True
+    place = _LAYER.match(name)
+    if place is not None and f"{place[0]}eh_proj.weight" in unused:
+        return True  # of an MTP layer that is stored behind the others
+    shape, _ = stored.forms.get(name, ([], ""))
+    if name.endswith(("attn.bias", "attention.bias")) and len(shape) == 4:
+        return True  # a causal mask, which older models of GPT-2's kind stored
     if name.endswith(_ZERO_BY_DEFAULT) and name in stored.forms:
         return not bool(stored.tensor(name).any())
     return False
-
-
-def _is_behind(name: str, unused: Collection[str]) -> bool:
-    """Return whether a tensor belongs to an MTP layer that is stored behind the others."""
-    place = _LAYER.match(name)
-    return place is not None and f"{place[0]}eh_proj.weight" in unused
-
-
-def _is_mask(name: str, stored: StoredWeights) -> bool:
-    """Return whether a tensor is a causal mask, which older models of GPT-2's kind stored."""
-    shape, _ = stored.forms.get(name, ([], ""))
-    return name.endswith(("attn.bias", "attention.bias")) and len(shape) == 4
 
 
 def _is_of_other_part(name: str, model: PreTrainedModel) -> bool:

@@ -157,10 +157,6 @@ class Part:
         part = torch.cat(parts, self.dim)
         return pad(part, [0, 0] * (-self.dim - 1) + [0, self.padding]) if self.padding else part
 
-    def of_first_half(self) -> Part:
-        """Return the part of each half of a tensor that holds two side by side."""
-        return Part(self.dim, self.size // 2, self.spans[:1])
-
 
 class RankSplit:
     """How ranks split a model. Creation is collective.

@@ -135,7 +135,10 @@ def fuse_modules(
     for layer in others:
         layer.forward = MethodType(Linear.forward, layer)
     names = {module: name for name, module in model.named_modules()}
-    texts: dict[nn.Module, str] = {layer: _merged_text(merged[layer], names) for layer in merged}
+    texts = dict[nn.Module, str]()
+    for group in groups:
+        product = "one product of " + ", ".join(names[layer] for layer in group.layers)
+        texts |= dict.fromkeys(group.layers, product)
     texts |= dict.fromkeys(others, "graphkit::linear")
 
     def install(found: Mapping[nn.Module, Callable[..., Any]], text: str) -> None:
@@ -156,7 +159,7 @@ def fuse_modules(
     unused = _without_unused(root, run, near, heads.values())
     own_linears, others_of_torch = _products_of_torch(root, {*linears, *texts})
     for module in own_linears:
-        module.forward = _linears_by_op(module.forward)
+        module.forward = partial(_run_by_op, module.forward)
     norm_sizes = frozenset(
         len(norms[call.module].weight)
         for call in root.walk()
@@ -202,8 +205,8 @@ def _products_of_torch(
     return own_linears, others
 
 
-def _linears_by_op(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward whose calls of ``torch.nn.functional.linear`` run by ``graphkit::linear``.
+def _run_by_op(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a forward whose calls of ``torch.nn.functional.linear`` run by ``graphkit::linear``.
 
     Such as that of a router, which keeps a weight of its own. Rows then do not depend on the batch.
     """
@@ -212,11 +215,8 @@ def _linears_by_op(forward: Callable[..., Any]) -> Callable[..., Any]:
         replaced = project if function is torch.nn.functional.linear else function
         return replaced(*args, **kwargs)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with Intercepted(handle):
-            return forward(*args, **kwargs)
-
-    return run
+    with Intercepted(handle):
+        return forward(*args, **kwargs)
 
 
 def _without_unused(
@@ -247,7 +247,3 @@ def _without_unused(
 def _returned(output: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Return an output without its tensors, in the place of a forward."""
     return output
-
-
-def _merged_text(group: MergedLinears, names: dict[nn.Module, str]) -> str:
-    return "one product of " + ", ".join(names[layer] for layer in group.layers)

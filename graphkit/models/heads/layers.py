@@ -62,11 +62,6 @@ class HeadSources:
         """Size of the vocabulary."""
         return self.lm_head.out_features
 
-    def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the output head: [T, H] to [T, V]."""
-        logits_TV: Tensor = self.lm_head(hidden_TH)
-        return logits_TV
-
 
 def check_fit(config: PreTrainedConfig, target: HeadSources) -> None:
     """Check that a draft head has the hidden size and vocabulary of its target.
@@ -198,7 +193,7 @@ class DraftHead(nn.Module, DraftModel):
             self.lm_head = Linear(config.hidden_size, vocab_size or config.vocab_size, bias=False)
         # Functions, because assigning a module would register it as a submodule.
         self._embed, self._inputs = embedding.forward, partial(join_inputs, embedding)
-        self._target_logits = None if has_head else target.logits
+        self._target_logits = None if has_head else target.lm_head.__call__
 
     @property
     def dtype(self) -> torch.dtype:

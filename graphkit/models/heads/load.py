@@ -81,14 +81,8 @@ def load_draft(
 ) -> DraftModel:
     """Return a draft head for a target.
 
-    Args:
-        kind: The kind.
-        draft: As for ``load``.
-        target: The target.
-        algorithm: As for ``load``.
-        quantize: As for ``load``.
-        fuse: As for ``load``.
-        row_invariant: Whether its products are row-invariant. Drafts do not change the text.
+    ``kind`` is what ``draft_kind`` returned. The other arguments are those of ``load``. Whether
+    products are row-invariant does not change the text.
 
     Raises:
         CheckpointError: The weights cannot be loaded, or do not fit the target.

@@ -258,17 +258,11 @@ def load_mtp(
     fuse: bool = True,
     row_invariant: bool = False,
 ) -> MtpHead:
-    """Load the MTP layers in the folder of a model.
+    """Load the MTP layers in the folder of a model, which transformers runs as ``target``.
 
-    Args:
-        target: The model, as transformers runs it.
-        layout: Its layers with state.
-        folder: Its folder.
-        split: How ranks split the target, and its MTP layers as the layers that they are like.
-        algorithm: See ``MtpHead``.
-        quantize: As for ``graphkit.models.load``; layers that the folder has quantised stay so.
-        fuse: As for ``graphkit.models.load``.
-        row_invariant: Whether their products are row-invariant.
+    Ranks split them as the layers of the target that they are like. Layers that the folder has
+    quantised stay so. ``algorithm`` is that of ``MtpHead``, and the arguments behind it are those
+    of ``graphkit.models.load``.
 
     Raises:
         ConfigError: The layers keep other state than keys and values.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -88,31 +88,6 @@ def is_weight_of_experts(owner: nn.Module, name: str) -> bool:
     return name in SUFFIXES and getattr(owner, "is_transposed", True) is False
 
 
-def quantize_experts(
-    module: nn.Module,
-    quantize: Callable[[torch.Tensor], QuantizedWeight],
-    device: torch.device | str | None,
-) -> int:
-    """Replace the weights of experts in a module, in place, by quantised ones.
-
-    Args:
-        module: The module.
-        quantize: Quantises the weight of one expert.
-        device: Where to quantise; ``None`` for the device of each weight.
-
-    Returns:
-        The number of quantised weights, each of all experts.
-    """
-    count = 0
-    for owner in list(module.modules()):
-        for name, weight in list(owner.named_parameters(recurse=False)):
-            if is_weight_of_experts(owner, name):
-                held = QuantizedExperts([quantize(each.to(device)) for each in weight.data])
-                replace_weight(owner, name, held)
-                count += 1
-    return count
-
-
 def replace_weight(owner: nn.Module, name: str, weight: QuantizedExperts) -> None:
     """Put quantised weights in the place of a parameter, in place."""
     delattr(owner, name)
@@ -137,15 +112,11 @@ class Linear(nn.Linear):
     def forward(
         self,
         input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
-        *,
-        swiglu: bool = False,
-        split_k_partials: bool = False,
+        **result: bool,
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
-        return project(
-            input, self.weight, self.bias, swiglu=swiglu, split_k_partials=split_k_partials,
-            row_invariant=is_row_invariant(self),
-        )  # fmt: skip
+        result["row_invariant"] = is_row_invariant(self)
+        return project(input, self.weight, self.bias, **result)
 
 
 class QuantizedLinear(_Quantized):
@@ -175,31 +146,22 @@ class QuantizedLinear(_Quantized):
     def forward(
         self,
         input: torch.Tensor,  # noqa: A002 - the name in nn.Linear
-        *,
-        swiglu: bool = False,
-        split_k_partials: bool = False,
+        **result: bool,
     ) -> torch.Tensor:
         """Multiply rows, [..., K] to [..., N]; see ``graphkit.ops.linear.project``."""
-        return project_quantized(
-            input, self.quantized, self.bias, swiglu=swiglu, split_k_partials=split_k_partials,
-            row_invariant=self.row_invariant,
-        )  # fmt: skip
+        result["row_invariant"] = self.row_invariant
+        return project_quantized(input, self.quantized, self.bias, **result)
 
 
 def project_quantized(
     x: torch.Tensor,
     weight: QuantizedWeight,
     bias: torch.Tensor | None = None,
-    *,
-    swiglu: bool = False,
-    split_k_partials: bool = False,
-    row_invariant: bool = True,
+    **result: bool,
 ) -> torch.Tensor:
     """Multiply rows with a quantised weight; see ``project`` and ``quantized_linear``."""
-    out = quantized_linear(
-        x.reshape(-1, weight.in_features), weight.numbers, weight.scale, weight.zero_point, bias,
-        swiglu, split_k_partials, row_invariant,
-    )  # fmt: skip
+    rows = x.reshape(-1, weight.in_features)
+    out = quantized_linear(rows, weight.numbers, weight.scale, weight.zero_point, bias, **result)
     return out.view(*out.shape[:-2], *x.shape[:-1], out.shape[-1])
 
 
@@ -261,7 +223,14 @@ def quantize_linears(
                 done[layer] = QuantizedLinear(weight, moved).train(layer.training)
                 keep_hooks(layer, done[layer])
             setattr(owner, name, done[layer])
-    return len(done) + quantize_experts(module, quantize, device)
+    count = len(done)
+    for owner in list(module.modules()):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            if is_weight_of_experts(owner, name):
+                held = [quantize(each.to(device)) for each in parameter.data]
+                replace_weight(owner, name, QuantizedExperts(held))
+                count += 1
+    return count
 
 
 def set_row_invariant(module: nn.Module, row_invariant: bool) -> None:

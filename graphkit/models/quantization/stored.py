@@ -169,9 +169,8 @@ def _expert_scale(tensors: Tensors) -> torch.Tensor:
     if scale.dim() < 3:
         scale = scale.reshape(experts, -1, 1)
     shape = tuple(scale.shape)
-    if shape[0] != experts or shape[1] not in (1, blocks(rows), rows):
-        raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
-    if shape[2] not in (1, blocks(columns), columns):
+    fits = shape[1] in (1, blocks(rows), rows) and shape[2] in (1, blocks(columns), columns)
+    if shape[0] != experts or not fits:
         raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
     return scale
 
