@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def experts(
         hidden_states: [T, H].
         top_k_index: Experts of each row, [T, K] int32 or int64.
         top_k_weights: Their weights, [T, K].
-        *shared: ``shared`` and ``shared_gate`` of ``expert_sum``, of ``SharedExperts`` alone.
+        *shared: ``shared`` and ``shared_gate`` of ``expert_sum``, of ``fusion.routers`` alone.
 
     Returns:
         The weighted sum of the experts of each row, [T, H], and of the shared ones.
@@ -171,15 +172,12 @@ def _equal_gates(module: Any) -> Iterator[dict[str, Any]]:
         expected = module._apply_gate(sample)
     except Exception:  # of the code of a model, which may need its own sizes or device
         return
-    for bound in dict.fromkeys((0.0, limit)):
-        for factor, offset in ((1.0, 0.0), (alpha or 1.0, 1.0)):
-            for interleaved in (False, True):
-                got = gated_products(sample, interleaved, bound, factor, offset)
-                if got.shape == expected.shape and torch.allclose(got, expected, 1e-5, 1e-5):
-                    yield {
-                        "interleaved": interleaved, "limit": bound, "alpha": factor,
-                        "offset": offset,
-                    }  # fmt: skip
+    factors = (1.0, 0.0), (alpha or 1.0, 1.0)
+    bounds = dict.fromkeys((0.0, limit))
+    for bound, (factor, offset), interleaved in product(bounds, factors, (False, True)):
+        got = gated_products(sample, interleaved, bound, factor, offset)
+        if got.shape == expected.shape and torch.allclose(got, expected, 1e-5, 1e-5):
+            yield {"interleaved": interleaved, "limit": bound, "alpha": factor, "offset": offset}
 
 
 def _number(module: Any, *names: str) -> float:

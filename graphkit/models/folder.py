@@ -30,27 +30,6 @@ Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
 
 
-def shard_files(folder: Path, index: Mapping[str, object]) -> list[Path]:
-    """Return the files of an index.
-
-    Raises:
-        CheckpointError: The index has no valid ``weight_map``, or a file is missing.
-    """
-    names = index.get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise CheckpointError(
-            f"the index in {str(folder)!r} has no weight_map from tensor names to files. Download "
-            "it again."
-        )
-    files = [folder / name for name in sorted(set(names.values()))]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(
-            f"{str(folder)!r} contains no {abbreviate(missing)}, which its index lists. Download "
-            "all weight files."
-        )
-    return files
-
-
 def stored_tensors(file: Path) -> dict[str, Form]:
     """Return the shape and dtype of each tensor in a file without reading the tensors.
 
@@ -90,7 +69,18 @@ def check_tensors(forms: Mapping[str, Form], expected: Mapping[str, Tensor]) -> 
             "have. Use a draft head without them, in the dtype of its training."
         )
     for name in sorted(expected.keys() & forms.keys()):
-        _check_form(name, forms[name], expected[name])
+        (shape, dtype), tensor = forms[name], expected[name]
+        if shape != list(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {shape}, but config.json requires {list(tensor.shape)}. Correct "
+                "config.json."
+            )
+        allowed = _FLOATS if tensor.is_floating_point() else _INTEGERS
+        if dtype not in allowed:
+            raise CheckpointError(
+                f"{name} is stored as {dtype}, but only {', '.join(allowed)} are supported. Use an "
+                "unquantised checkpoint."
+            )
 
 
 def abbreviate(names: list[str]) -> str:
@@ -121,21 +111,6 @@ def _read_bin(file: Path, device: str) -> dict[str, Tensor]:
             "folder with a plain state dict."
         )
     return stored
-
-
-def _check_form(name: str, form: Form, expected: Tensor) -> None:
-    shape, dtype = form
-    if shape != list(expected.shape):
-        raise CheckpointError(
-            f"{name} has shape {shape}, but config.json requires {list(expected.shape)}. Correct "
-            "config.json."
-        )
-    allowed = _FLOATS if expected.is_floating_point() else _INTEGERS
-    if dtype not in allowed:
-        raise CheckpointError(
-            f"{name} is stored as {dtype}, but only {', '.join(allowed)} are supported. Use an "
-            "unquantised checkpoint."
-        )
 
 
 _CONFIG, _MODELOPT = "config.json", "hf_quant_config.json"
@@ -200,15 +175,35 @@ class StoredWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights.
+
+    Raises:
+        CheckpointError: There are none, or an index has no valid ``weight_map``, or a file that it
+            lists is missing.
+    """
     for whole, index in zip((_WEIGHTS, _BIN), _INDICES, strict=True):
         if (folder / whole).is_file():
             return [folder / whole]
         if (folder / index).is_file():
-            return shard_files(folder, _read_json(folder, index))
-    raise CheckpointError(
-        f"{str(folder)!r} contains none of {_WEIGHTS}, {_BIN} and the index of either. "
-        "Download the weights, or convert them to safetensors."
-    )
+            break
+    else:
+        raise CheckpointError(
+            f"{str(folder)!r} contains none of {_WEIGHTS}, {_BIN} and the index of either. "
+            "Download the weights, or convert them to safetensors."
+        )
+    names = _read_json(folder, index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointError(
+            f"the index in {str(folder)!r} has no weight_map from tensor names to files. Download "
+            "it again."
+        )
+    files = [folder / name for name in sorted(set(names.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(
+            f"{str(folder)!r} contains no {abbreviate(missing)}, which its index lists. Download "
+            "all weight files."
+        )
+    return files
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, object]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -81,13 +82,10 @@ def find_gated_norm(module: nn.Module, width: int, like: torch.Tensor) -> GatedN
     expected = module(rows, gate)
     fitting = [size for size in sorted(sizes) if size and width % size == 0]
     fitting = [size for size in fitting if len(weights[0]) in (size, width)]
-    for eps in numbers:
-        for size in fitting:
-            for gate_first in (False, True):
-                for sigmoid in (False, True):
-                    norm = GatedNorm(module, eps, size, gate_first, sigmoid)
-                    if agree(expected, norm(rows, gate)):
-                        return norm
+    for options in product(numbers, fitting, (False, True), (False, True)):
+        norm = GatedNorm(module, *options)
+        if agree(expected, norm(rows, gate)):
+            return norm
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -35,31 +35,12 @@ Project = Callable[..., torch.Tensor]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GatedNetwork:
-    """A network ``down(silu(gate(rows)) * up(rows))``.
-
-    Attributes:
-        gate_up: Projects to the columns of the gate, then as many of the up projection, gated on
-            request.
-        down: The projection behind the product.
-    """
-
-    gate_up: Project
-    down: nn.Module
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Run the network over rows, [..., H]."""
-        out: torch.Tensor = self.down(self.gate_up(hidden_states, swiglu=True))
-        return out
-
-
 def find_gated_networks(
     root: ModuleCall,
     linears: Collection[nn.Module],
     merged: Mapping[nn.Module, MergedLinears],
-) -> dict[nn.Module, GatedNetwork]:
-    """Return the called modules that are gated networks."""
+) -> dict[nn.Module, Project]:
+    """Return the called modules that compute ``down(silu(gate(rows)) * up(rows))``."""
     networks = {
         module: _gated_network(call, linears, merged) for module, call in root.by_module().items()
     }
@@ -70,7 +51,7 @@ def _gated_network(
     call: ModuleCall,
     linears: Collection[nn.Module],
     merged: Mapping[nn.Module, MergedLinears],
-) -> GatedNetwork | None:
+) -> Project | None:
     rows = call.only_input()
     used = [inner for inner in call.calls if inner.module in linears]
     if rows is None or not 2 <= len(used) <= 3 or "forward" in vars(call.module):
@@ -86,12 +67,21 @@ def _gated_network(
         return None
     if len(widths) > 1 or sum(len(layer.weight) for layer in layers) % 2:  # type: ignore[arg-type,misc]
         return None
-    network, sample = GatedNetwork(gate_up, down), random_rows(rows, seed=0)
+    network, sample = partial(_run_gated, gate_up, down), random_rows(rows, seed=0)
     try:
         got = network(sample)
     except RuntimeError:  # the products have other shapes
         return None
     return network if agree(call.module.forward(sample), got) else None
+
+
+def _run_gated(gate_up: Project, down: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Run a gated network over rows, [..., H].
+
+    ``gate_up`` projects to the columns of the gate, then as many of the up projection.
+    """
+    out: torch.Tensor = down(gate_up(hidden_states, swiglu=True))
+    return out
 
 
 def fuse_modules(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,29 +157,21 @@ def _same(expected: tuple[torch.Tensor, ...], got: tuple[torch.Tensor, ...]) -> 
     return agree(True, is_same)
 
 
-class SharedExperts:
-    """A block that adds experts that all rows share to those that they choose.
+def _run_with_shared(
+    router: Router,
+    experts: nn.Module,
+    shared: nn.Module,
+    gate: nn.Module | None,
+    hidden_states: torch.Tensor,
+) -> torch.Tensor:
+    """Run a block over rows, [..., H], that adds experts that all rows share to chosen ones.
 
-    Args:
-        router: Chooses the experts.
-        experts: The module of the experts.
-        shared: The network of the shared ones.
-        gate: Projects to the logit of their gate, [..., 1]; ``None`` without.
+    ``gate`` projects to the logit of the gate of the shared ones, [..., 1], if they have one.
     """
-
-    def __init__(
-        self, router: Router, experts: nn.Module, shared: nn.Module, gate: nn.Module | None
-    ) -> None:
-        self._router, self._experts, self._shared, self._gate = router, experts, shared, gate
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Run the block over rows, [..., H]."""
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        shared = [self._shared(rows)]
-        if self._gate is not None:
-            shared.append(self._gate(rows))
-        out: torch.Tensor = self._experts(rows, *self._router.chosen(rows), *shared)
-        return out.view(hidden_states.shape)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+    added = [shared(rows)] if gate is None else [shared(rows), gate(rows)]
+    out: torch.Tensor = experts(rows, *router.chosen(rows), *added)
+    return out.view(hidden_states.shape)
 
 
 def find_shared_experts(
@@ -186,7 +179,7 @@ def find_shared_experts(
     routers: Mapping[nn.Module, Router],
     networks: Collection[nn.Module],
     linears: Collection[nn.Module],
-) -> dict[nn.Module, SharedExperts]:
+) -> dict[nn.Module, Callable[..., torch.Tensor]]:
     """Return the called modules that add shared experts to chosen ones.
 
     Args:
@@ -196,7 +189,7 @@ def find_shared_experts(
         linears: Its linear layers.
     """
     known = set(experts_of(root.module))
-    blocks = {}
+    blocks: dict[nn.Module, Callable[..., torch.Tensor]] = {}
     for module, call in root.by_module().items():
         inner = [each.module for each in call.calls]
         parts = [
@@ -209,7 +202,8 @@ def find_shared_experts(
         if "forward" in vars(module) or not _runs_here(parts[1][0]):
             continue
         gate = parts[3][0] if parts[3] else None
-        block = SharedExperts(routers[parts[0][0]], parts[1][0], parts[2][0], gate)
+        router = routers[parts[0][0]]
+        block = partial(_run_with_shared, router, parts[1][0], parts[2][0], gate)
         sample = random_rows(rows, seed=2)
         try:
             with torch.no_grad():
