@@ -94,9 +94,7 @@ class ModuleCall:
     """One call of a module.
 
     Attributes:
-        module: The module.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
+        module, args, kwargs: What was called, and with what.
         output: What it returned; ``None`` while it runs.
         calls: Calls that its forward made, in order.
         attention: Calls of the attention that its forward made.
@@ -141,11 +139,6 @@ class ModuleCall:
         return agree(self.output, output)
 
 
-def _inputs(operand: Any) -> int | None:
-    is_matrix = isinstance(operand, torch.Tensor) and operand.dim() > 0
-    return operand.shape[-1] if is_matrix else None
-
-
 def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
     """Run a model over random tokens at positions, [ROWS], and return its calls.
 
@@ -172,9 +165,11 @@ def observe(model: nn.Module, run: Run, positions: torch.Tensor) -> ModuleCall:
 
     def note(function: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(function, "__name__", "")
-        # A product of one input, as of positions and frequencies, adds nothing.
-        if name in MULTIPLYING and args[0] is not None and _inputs(args[0]) != 1:
-            stack[-1].products.append(name)
+        if name in MULTIPLYING and args[0] is not None:
+            # A product of one input, as of positions and frequencies, adds nothing.
+            shape = args[0].shape if isinstance(args[0], torch.Tensor) else ()
+            if tuple(shape[-1:]) != (1,):
+                stack[-1].products.append(name)
         return function(*args, **kwargs)
 
     hooks = hooked(model.modules(), enter, leave)

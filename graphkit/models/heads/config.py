@@ -55,7 +55,10 @@ def layer_config(data: Mapping[str, Any]) -> PreTrainedConfig:
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise CheckpointError(_unsupported("model_type", kind, TYPES))
-    names = LAYER_SETTINGS - _without_use(kind)
+    # Heads have one type of layers, and ``plain_tensors`` reads the settings of quantised weights.
+    names = LAYER_SETTINGS - {"layer_types", "quantization_config"}
+    if kind != "mistral":
+        names -= {"sliding_window"}
     settings = {name: value for name, value in data.items() if name in names}
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**deepcopy(settings))  # it changes them
@@ -118,17 +121,8 @@ def head_dim(config: PreTrainedConfig) -> int:
     return size
 
 
-def _without_use(kind: str) -> set[str]:
-    """Return the settings that layers of a type do not use: heads have one type of layers.
-
-    ``plain_tensors`` reads those of quantised weights.
-    """
-    unused = {"layer_types", "quantization_config"}
-    return unused if kind == "mistral" else {*unused, "sliding_window"}
-
-
 def _unsupported(name: str, value: object, allowed: tuple[object, ...]) -> str:
-    names = " or ".join(str(one) for one in allowed) or "none"
+    names = " or ".join(str(one) for one in allowed)
     return (
         f"the draft head has {name} {short_repr(value)}, but only {names} is supported. {_ADVICE}"
     )
@@ -187,10 +181,8 @@ def check_settings(
     Raises:
         CheckpointError: There is such a setting.
     """
-    values, known = (
-        {**_ALLOWED, **allowed},
-        {*used, *LAYER_SETTINGS, *_WITHOUT_EFFECT} - allowed.keys(),
-    )
+    values = {**_ALLOWED, **allowed}
+    known = {*used, *LAYER_SETTINGS, *_WITHOUT_EFFECT} - allowed.keys()
     for name, value in data.items():
         if value is None or name in known or name.startswith("_"):
             continue

@@ -337,7 +337,8 @@ def tree_requests(
         TargetError: The KV slots of the target are unknown, too few, or used twice.
     """
     width = runner.tokens_per_request
-    rows = _rows(target, runner)
+    sampled = target.batch(runner.mode, min(2, target.sizes.max_batch_size), SEED)
+    rows = [int(row) for row in sampled.req_pool_indices]
     table = _slots(target, runner, rows)
     room = min(target.sizes.max_context_len, *map(_num_slots, table)) - width
     if room < 1:
@@ -365,13 +366,6 @@ def tree_requests(
         requests.append(TreeRequest(row, ids[:size], ids[size:], parents, used))
     _check_unique(target, requests)
     return requests
-
-
-def _rows(target: CaptureTarget, runner: Runner[Any, Any]) -> list[int]:
-    """Return the rows of a sample batch of two requests, or of one."""
-    count = min(2, target.sizes.max_batch_size)
-    batch = target.batch(runner.mode, count, SEED)
-    return [int(row) for row in batch.req_pool_indices]
 
 
 def _slots(target: CaptureTarget, runner: Runner[Any, Any], rows: Sequence[int]) -> list[Numbers]:
