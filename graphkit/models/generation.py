@@ -194,7 +194,6 @@ def stop_ids(ids: Any, owner: object) -> frozenset[int]:
     if not all(is_int(token) and token >= 0 for token in listed):
         raise CheckpointError(
             f"{owner}: eos_token_id must be a token id or a list of them, got {short_repr(ids)}. "
-            "Correct "
-            f"{GENERATION_CONFIG_NAME} or config.json."
+            f"Correct {GENERATION_CONFIG_NAME} or config.json."
         )
     return frozenset(listed)

@@ -339,8 +339,7 @@ def _quantize(model: PreTrainedModel, quantize: str, device: torch.device) -> No
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ConfigError(
             f"quantize is {short_repr(quantize)}, but the weights are quantised already. Load "
-            "them without "
-            "quantize.",
+            "them without quantize.",
             field="quantize",
         )
     if not quantize_linears(model, quantize, device=device, kept=[output_head(model)]):

@@ -73,8 +73,7 @@ def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
     if kind is not None and kind not in _TYPES:
         raise CheckpointError(
             f"config.json of the draft head has {_CLASS} {short_repr(kind)}, but graphkit runs "
-            "only "
-            f"{', '.join(_TYPES)}. Use a head with one of these layers."
+            f"only {', '.join(_TYPES)}. Use a head with one of these layers."
         )
     return {"model_type": _TYPES.get(str(kind), "llama"), **nested}
 

@@ -338,6 +338,5 @@ def _schemes(groups: Any) -> list[Mapping[str, Any]]:
     except (AttributeError, TypeError) as error:
         raise CheckpointError(
             f"config_groups of compressed-tensors is {short_repr(groups)}, expected objects by "
-            "name, each "
-            "with an object of weights. Correct config.json."
+            "name, each with an object of weights. Correct config.json."
         ) from error
