@@ -7,7 +7,7 @@ import torch
 
 from graphkit.errors import CheckpointError
 from graphkit.models.quantization.formulas import stored_rows
-from graphkit.models.quantization.stored import stored_layout
+from graphkit.models.quantization.stored import stored_layout, unpack_fp8_experts
 
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 
@@ -104,7 +104,7 @@ def test_experts_are_those_of_the_formula():
     numbers = torch.stack([FP8_NUMBERS.view(torch.uint8)] * 3).view(torch.float8_e4m3fn)
     for shape in [(3,), (3, 1, 1), (3, 136), (3, 136, 1), (3, 1, 192), (3, 2, 2)]:
         tensors = {"weight": numbers, "weight_scale": torch.rand(shape)}
-        weight = layout.experts("experts", tensors)
+        weight = layout.unpacked("experts", tensors, unpack_fp8_experts)
         for expert in range(3):
             one = {suffix: tensor[expert] for suffix, tensor in tensors.items()}
             expected = stored_rows("fp8", one, torch.arange(136))
@@ -116,7 +116,7 @@ def test_experts_with_other_scales_are_refused(scale):
     layout = stored_layout({"quantization_config": {"quant_method": "fp8"}})
     tensors = {"weight": torch.zeros(3, 136, 192), "weight_scale": torch.rand(scale)}
     with pytest.raises(CheckpointError, match=r"experts do not fit the layout of fp8"):
-        layout.experts("experts", tensors)
+        layout.unpacked("experts", tensors, unpack_fp8_experts)
 
 
 @pytest.mark.parametrize("key", ["sparsity_config", "transform_config", "kv_cache_scheme"])
