@@ -27,9 +27,7 @@ _FORWARDED = {
 _CHILD_POLL_SECONDS = 0.5
 
 
-def run_python(
-    arguments: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
-) -> int:
+def run_python(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> int:
     """Run ``python ARGUMENTS`` to its end; its processes write their graph files into the folder.
 
     The program gets this process's interpreter, interpreter options and open files. Signals sent
@@ -48,7 +46,9 @@ def run_python(
         )
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *options, *arguments]
-    environment = {**environment_for(folder), **(variables or {})}
+    # The program may have switched entry points off for other packages.
+    recording = {FOLDER_VARIABLE: str(folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    environment = {**os.environ, **recording, **variables}
     awaited = {*_FORWARDED, signal.SIGCHLD}
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
@@ -76,12 +76,6 @@ def _wait(child: int, awaited: set[signal.Signals]) -> int:
         # A positive code comes from the kernel: the terminal has signalled the program as well.
         if received and received.si_code <= 0 and received.si_signo in _FORWARDED:
             os.kill(child, received.si_signo)
-
-
-def environment_for(folder: Path) -> Mapping[str, str]:
-    """Return this environment, extended so that every Python in it records into the folder."""
-    # The program may have switched entry points off for other packages.
-    return {**os.environ, FOLDER_VARIABLE: str(folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
 
 
 def _has_terminal() -> bool:

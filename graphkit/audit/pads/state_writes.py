@@ -172,15 +172,15 @@ class _WatchedTensor:
 
 def _without_parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the state without empty tensors and parts of other tensors, whose rows are shifted."""
+
+    def containers_first(item: tuple[str, torch.Tensor]) -> tuple[int, bool]:
+        return -item[1].nbytes, not item[1].is_contiguous()
+
     kept: dict[str, torch.Tensor] = {}
-    for name, tensor in sorted(state.items(), key=lambda item: _containers_first(item[1])):
+    for name, tensor in sorted(state.items(), key=containers_first):
         if tensor.numel() and not any(_is_part(tensor, whole) for whole in kept.values()):
             kept[name] = tensor
     return ((name, tensor) for name, tensor in state.items() if name in kept)
-
-
-def _containers_first(tensor: torch.Tensor) -> tuple[int, bool]:
-    return -tensor.nbytes, not tensor.is_contiguous()
 
 
 def _is_part(tensor: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -180,15 +180,14 @@ class Sequences:
             yield [self._chunk([(0, first[:half])]), self._chunk([(1, second), (0, first[half:])])]
 
     def _chunk(self, spans: Sequence[tuple[int, range]]) -> _Part:
-        batch = self._batches(self._verify, self._requests).chunk(
-            spans, is_packed=self._verify.step.packs_rows
-        )
+        batches = TextBatches(self._verify, self._requests)
+        batch = batches.chunk(spans, is_packed=self._verify.step.packs_rows)
         lengths = " and ".join(str(len(span)) for _, span in spans)
         text = f"in a prefill of {lengths} tokens"
         return _Part(text, self._verify, batch)
 
     def _step(self, requests: Sequence[TreeRequest], order: Sequence[int], what: str) -> _Part:
-        batch = self._batches(self._verify, requests).step(order)
+        batch = TextBatches(self._verify, requests).step(order)
         text = f"in {what} of {self._width} rows of requests {list(order)}"
         if self._width == 1:
             text = f"decoded in a batch of requests {list(order)}"
@@ -200,7 +199,7 @@ class Sequences:
         counts = [count + 1 for count in drafts]
         # A captured number of rows may have pads, and has at most all rows of the requests.
         num_rows = min(sum(counts) + 1, len(counts) * self._width)
-        batch = self._batches(self._verify, chains).packed_step(order, drafts, num_rows)
+        batch = TextBatches(self._verify, chains).packed_step(order, drafts, num_rows)
         rows = " and ".join(map(str, counts))
         return _Part(f"in {rows} packed rows of requests {list(order)}", self._verify, batch)
 
@@ -216,16 +215,10 @@ class Sequences:
                 parents=request.parents[:1],
             )
             others = [longer] * len(self._requests)
-            batch = self._batches(self._decode, others, width=1).step([index])
+            batch = TextBatches(self._decode, others, width=1).step([index])
             # States of recurrent layers are committed as those of a chunk of one token.
             batch = replace(batch, commits=True)
             yield _Part("decoded alone", self._decode, batch)
-
-    @staticmethod
-    def _batches(
-        runner: Runner[Any, Any], requests: Sequence[TreeRequest], width: int | None = None
-    ) -> TextBatches:
-        return TextBatches(runner, requests, width=width)
 
 
 @contextmanager

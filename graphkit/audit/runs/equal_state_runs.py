@@ -158,7 +158,8 @@ class EqualStateRuns:
 
     def first_node(self, weights: Weights = None) -> FirstNode | None:
         """Return the first node at which the padded step differs from the unpadded one."""
-        places = RowPlaces.before_pads(self.batch.batch_size, self.padded_batch_size)
+        live = range(self.batch.batch_size)
+        places = RowPlaces(live, live, len(live), self.padded_batch_size)  # pads follow
         runs = self.padding_difference, self.padded
         return first_node(self.runner.step, runs, matched_rows(places), self.rounding, weights)
 

@@ -43,11 +43,6 @@ class RowPlaces:
     may_have_pads: bool = False
 
     @classmethod
-    def before_pads(cls, live: int, size: int) -> RowPlaces:
-        """Return the places of live requests, which pads follow in the second run."""
-        return cls(range(live), range(live), live, size)
-
-    @classmethod
     def in_order(cls, order: Sequence[int]) -> RowPlaces:
         """Return the places of units that the second run has in another order."""
         return cls(order, range(len(order)), len(order), len(order))

@@ -6,7 +6,6 @@ Both should consist of the same nodes with the same arguments, and compute the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.audit_log import NotChecked
@@ -43,25 +42,11 @@ CanonicalNodes = Sequence[CanonicalNode]
 Nodes = Sequence[Node]
 _ArgumentDifference = tuple[int, str]
 """Index of the first node whose kind or arguments differ, and the difference as a sentence."""
+Divergence = tuple[str, Node | None]
+"""A difference as a sentence, and the node of the new capture that differs, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first difference between a graph and a new capture.
-
-    Attributes:
-        text: The difference, as a sentence.
-        node: The node of the new capture that differs; ``None`` if there is none.
-    """
-
-    text: str
-    node: Node | None = None
-
-
-def first_divergence(
-    runs: EqualStateRuns,
-    weights: Weights = None,
-) -> Divergence:
+def first_divergence(runs: EqualStateRuns, weights: Weights) -> Divergence:
     """Capture a size again, next to the runner's graph, and find the first node that differs.
 
     Runs the forward. Leaves state and random numbers changed.
@@ -91,7 +76,7 @@ def first_divergence(
         except NotChecked as error:
             if argument is not None:
                 return _earlier(argument, None, after)
-            return Divergence(f"A new capture has the same nodes; {error}.")
+            return f"A new capture has the same nodes; {error}.", None
         if result is not None:  # different arguments of earlier nodes did not change any result
             later = (difference for difference in differences if difference.node >= result)
             argument = _first_argument(later, before, after)
@@ -122,16 +107,16 @@ def _earlier(argument: _ArgumentDifference | None, result: int | None, nodes: No
     """Return the earlier one: a node with different arguments, or one with different results."""
     if result is not None and (argument is None or result < argument[0]):
         node = nodes[result]
-        return Divergence(
+        text = (
             f"Node {node.index} ({node.short_name}) is the first with different results in a new "
             "capture, although its arguments are equal: memory that it reads, or its code, was "
-            "replaced.",
-            node,
+            "replaced."
         )
+        return text, node
     if argument is None:
-        return Divergence(_EQUAL)
+        return _EQUAL, None
     index, text = argument
-    return Divergence(text, nodes[index] if index < len(nodes) else None)
+    return text, nodes[index] if index < len(nodes) else None
 
 
 def _first_argument(

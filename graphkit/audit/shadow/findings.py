@@ -12,7 +12,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.audit.shadow.divergence import Divergence, first_divergence
+from graphkit.audit.shadow.divergence import first_divergence
 from graphkit.records import Finding, Mismatch, Node, count_of
 from graphkit.records.audit import Audit
 from graphkit.runners import Runner
@@ -127,10 +127,10 @@ class ShadowFindings:
         if kind is not FindingKind.GRAPH_BUG or not self._bisect:
             return "", node
         try:
-            divergence = first_divergence(runs, self._weights)
+            text, node = first_divergence(runs, self._weights)
         except Exception as error:  # the finding is reported anyway
-            divergence = Divergence(f"A new capture fails: {_described(error)}")
-        return f" {divergence.text}", divergence.node
+            text, node = f"A new capture fails: {_described(error)}", None
+        return f" {text}", node
 
     def _place(self, runs: EqualStateRuns, field: str) -> dict[str, Any]:
         cause = field.partition(" of ")[0]

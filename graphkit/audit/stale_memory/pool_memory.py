@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -157,6 +158,12 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
         else:
             merged.append((begin, end))
     return merged
+
+
+def segment_ranges(segments: Iterable[Mapping[str, Any]]) -> list[Range]:
+    """Return the ranges of segments of torch's allocator."""
+    begins = ((int(segment["address"]), int(segment["total_size"])) for segment in segments)
+    return [(begin, begin + size) for begin, size in begins]
 
 
 def tensor_range(tensor: torch.Tensor) -> Range:

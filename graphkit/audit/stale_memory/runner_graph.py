@@ -7,7 +7,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import torch
 from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog, NotChecked, row_facts, row_text
@@ -18,7 +17,13 @@ from graphkit.audit.node_switches import ReplayGraph, first_node_after
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.runs import EqualStateRuns
-from graphkit.audit.stale_memory.pool_memory import Poison, PoolMemory, Range, tensor_range
+from graphkit.audit.stale_memory.pool_memory import (
+    Poison,
+    PoolMemory,
+    Range,
+    segment_ranges,
+    tensor_range,
+)
 from graphkit.audit.stale_memory.search import search_stale_memory
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
@@ -160,7 +165,8 @@ def audit_stale_memory(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
     blocks = {
         block.begin: block for graph in runner.graphs.values() for block in graph.pool_memory()
     }
-    memory = PoolMemory(list(blocks.values()), _device_segments(runner.device))
+    segments = memory_segments() if runner.device.type == "cuda" else []
+    memory = PoolMemory(list(blocks.values()), segment_ranges(segments))
     live = LiveTensors(
         walk_roots(target.forwards[runner.mode]), ignored=[block.data for block in memory.blocks]
     )
@@ -182,13 +188,3 @@ def audit_stale_memory(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                 )
             else:
                 check.text = "the graph pool has no memory besides outputs and declared tensors"
-
-
-def _device_segments(device: torch.device) -> list[Range]:
-    """Return the ranges of device memory that torch has allocated; none on the CPU."""
-    if device.type != "cuda":
-        return []
-    segments = memory_segments()
-    return [
-        (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
-    ]

@@ -15,7 +15,7 @@ from graphkit.audit.bits import CHUNK
 from graphkit.audit.foreign.audits.followed_graph import FollowedGraph, blocks_of, pool_id
 from graphkit.audit.foreign.audits.watched_memory import WatchedMemory
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.stale_memory.pool_memory import Range, joined, without
+from graphkit.audit.stale_memory.pool_memory import Range, joined, segment_ranges, without
 
 _LEAST_BYTES = 1 << 29
 """Memory that checksums take for temporary tensors."""
@@ -56,7 +56,7 @@ def checked_memory(device: Any, followed: FollowedGraph, limit: int) -> CheckedM
     live = LiveTensors()
     scratch = followed.scratch(segments, live.storages())
     del live  # its references would keep tensors alive
-    mapped = joined(_span(segment) for segment in segments)
+    mapped = joined(segment_ranges(segments))
     foreign, host = _foreign_ranges(device, followed, mapped), _host_ranges(device, followed)
     parts = [device.device_bytes(*span) for span in (*without(mapped, scratch), *foreign)]
     parts += [device.host_bytes(*span) for span in host]
@@ -130,8 +130,3 @@ def _copied(
         at = bisect_right(small, first, key=lambda span: span[1])
         inside = small[at : bisect_left(small, end, key=lambda span: span[0])]
         yield [(max(span[0], first) - first, min(span[1], end) - first) for span in inside]
-
-
-def _span(segment: Any) -> Range:
-    begin = int(segment["address"])
-    return begin, begin + int(segment["total_size"])

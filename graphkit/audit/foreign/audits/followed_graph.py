@@ -94,8 +94,10 @@ class FollowedGraph:
             for block in blocks_of(segments)
             if block.pool == self.pool and not block.is_active
         ]
-        owned = (_whole_units(span) for span in (*self.kept, *storages))
-        return without(sorted(free), owned)
+        whole_units = (
+            (begin // UNIT * UNIT, -(-end // UNIT) * UNIT) for begin, end in (*self.kept, *storages)
+        )
+        return without(sorted(free), whole_units)
 
 
 def pool_id(segment: Any) -> PoolId:
@@ -137,7 +139,3 @@ def held_ranges(segments: Segments) -> Iterator[tuple[PoolId, Range]]:
     for block in blocks_of(segments):
         if block.state == "active_allocated":
             yield block.pool, (block.begin, block.end)
-
-
-def _whole_units(span: Range) -> Range:
-    return span[0] // UNIT * UNIT, -(-span[1] // UNIT) * UNIT

@@ -204,7 +204,8 @@ class ProgramAudit:
             check_references(followed, blocks, check)
         is_changed = self._check_host(followed, graph)
         if self._options.node_by_node == (followed.name, number):
-            self._replay_by_node(followed, graph, replay)
+            with self.results.check(Audit.FAULT, followed.name) as check:
+                self._fault = replay_by_node(device, followed, graph, lambda: replay(graph), check)
         elif is_poisoned:
             self._poisoned_replay(followed, graph, replay, is_changed)
         else:
@@ -270,12 +271,6 @@ class ProgramAudit:
                 repeated.close()
         if followed.replays == 1:
             log_streams(device.num_streams(), self.results)
-
-    def _replay_by_node(self, followed: FollowedGraph, graph: Any, replay: Replay) -> None:
-        with self.results.check(Audit.FAULT, followed.name) as check:
-            self._fault = replay_by_node(
-                self.current_device(), followed, graph, lambda: replay(graph), check
-            )
 
     def _note_fault(self, text: str, followed: FollowedGraph | None = None) -> bool:
         """Return whether CUDA failed, and report the first failure."""

@@ -90,7 +90,7 @@ def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_o
 
     def overwriting(*_):
         graph.output["next_token_logits"].fill_(7)
-        return findings_module.Divergence("nowhere.")
+        return "nowhere.", None
 
     monkeypatch.setattr(findings_module, "first_divergence", overwriting)
     model.scale = 0.5
