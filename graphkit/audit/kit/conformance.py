@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,7 @@ def attention_conformance(
                 for name, case in MODES.items()
             }
             where = f"{pool.__name__}, page size {page_size}"
-            for name, test in _tests(backend, attend, cases, options, limit):
+            for name, test in _Tested(backend, attend, limit).tests(cases, options):
                 tests[f"{where}, {name}"] = test
     if isinstance(backend, type):
         others: dict[str, Any] = {
@@ -131,75 +131,72 @@ def attention_conformance(
     return list(tests)
 
 
-def _tests(
-    backend: Callable[..., Any],
-    attend: Callable[..., torch.Tensor] | None,
-    cases: Mapping[str, AttentionCase],
-    options: Collection[str],
-    limit: float,
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the tests of a pool and page size by name."""
-    probe = next(iter(cases.values())).batch().backend(backend)
-    is_backend = isinstance(probe, AttentionBackend)
-    _require("backend", is_backend, "a callable that returns a graphkit.AttentionBackend", probe)
-    if attend is None and not callable(getattr(probe, "attend", None)):
-        raise ConfigError(
-            f"attention_conformance: {type(probe).__name__} has no method attend. Pass attend=, a "
-            "function that stores the rows of a layer and attends from them.",
-            field="attend",
-        )
-    for name, case in cases.items():
-        if not probe.supports(case.mode):
-            continue
-        yield name, partial(_computes, backend, attend, case, limit)
-        if case.mode is not ForwardMode.TARGET_VERIFY:
-            continue
-        for option in options:
-            test = partial(_computes, backend, attend, replace(case, **OPTIONS[option]), limit)
-            yield f"{name}, {option}", test
-        yield f"{name}, captured", partial(_follows_inputs, backend, attend, case, limit)
+@dataclass(frozen=True, slots=True)
+class _Tested:
+    """A backend and its function ``attend``, and how much its results may differ."""
 
+    backend: Callable[..., Any]
+    attend: Callable[..., torch.Tensor] | None
+    limit: float
 
-def _computes(
-    backend: Callable[..., Any],
-    attend: Callable[..., torch.Tensor] | None,
-    case: AttentionCase,
-    limit: float,
-) -> None:
-    batch = case.batch()
-    made = batch.backend(backend)
-    batch.prepare(made)
-    _compare(batch, batch.attend_by(made, attend), limit)
+    def tests(
+        self, cases: Mapping[str, AttentionCase], options: Collection[str]
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield the tests of a pool and page size by name."""
+        probe = next(iter(cases.values())).batch().backend(self.backend)
+        is_backend = isinstance(probe, AttentionBackend)
+        expected = "a callable that returns a graphkit.AttentionBackend"
+        _require("backend", is_backend, expected, probe)
+        if self.attend is None and not callable(getattr(probe, "attend", None)):
+            raise ConfigError(
+                f"attention_conformance: {type(probe).__name__} has no method attend. Pass "
+                "attend=, a function that stores the rows of a layer and attends from them.",
+                field="attend",
+            )
+        for name, case in cases.items():
+            if not probe.supports(case.mode):
+                continue
+            yield name, partial(self._computes, case)
+            if case.mode is not ForwardMode.TARGET_VERIFY:
+                continue
+            for option in options:
+                yield f"{name}, {option}", partial(self._computes, replace(case, **OPTIONS[option]))
+            yield f"{name}, captured", partial(self._follows_inputs, case)
 
+    def _computes(self, case: AttentionCase) -> None:
+        batch = case.batch()
+        made = batch.backend(self.backend)
+        batch.prepare(made)
+        self._compare(batch, batch.attend_by(made, self.attend))
 
-def _follows_inputs(
-    backend: Callable[..., Any],
-    attend: Callable[..., torch.Tensor] | None,
-    case: AttentionCase,
-    limit: float,
-) -> None:
-    """Capture a batch, and replay it twice, each time with its requests in another order."""
-    batch = replace(case, pads=0, lengths=[6, 11, 40]).batch()
-    made, graphs = batch.backend(backend), backend_for(batch.query.device)
-    batch.prepare(made)
-    plan = getattr(made, "before_replay", None)
+    def _follows_inputs(self, case: AttentionCase) -> None:
+        """Capture a batch, and replay it twice, each time with its requests in another order."""
+        batch = replace(case, pads=0, lengths=[6, 11, 40]).batch()
+        made, graphs = batch.backend(self.backend), backend_for(batch.query.device)
+        batch.prepare(made)
+        plan = getattr(made, "before_replay", None)
 
-    def prepare() -> None:
-        if plan is not None:
-            plan(batch.mode, batch.inputs, batch.inputs.batch_size)
+        def prepare() -> None:
+            if plan is not None:
+                plan(batch.mode, batch.inputs, batch.inputs.batch_size)
 
-    with graphs.session():
-        prepare()
-        graphs.warm_up(partial(batch.attend_by, made, attend))
-        graph = graphs.capture(partial(batch.attend_by, made, attend), before_replay=prepare)
-    try:
-        for _ in range(2):
-            batch.reorder([2, 0, 1])
+        attend = partial(batch.attend_by, made, self.attend)
+        with graphs.session():
             prepare()
-            graph.replay()
-            _compare(batch, graph.output, limit)
-    finally:
-        graph.close()
+            graphs.warm_up(attend)
+            graph = graphs.capture(attend, before_replay=prepare)
+        try:
+            for _ in range(2):
+                batch.reorder([2, 0, 1])
+                prepare()
+                graph.replay()
+                self._compare(batch, graph.output)
+        finally:
+            graph.close()
+
+    def _compare(self, batch: AttentionBatch, out: torch.Tensor) -> None:
+        live = out[: batch.live_rows].double().cpu()
+        torch.testing.assert_close(live, batch.expected(), atol=self.limit, rtol=self.limit)
 
 
 def _refuses(backend: Callable[..., Any], requests: ReqToTokenPool, pool: Any) -> None:
@@ -213,11 +210,6 @@ def _refuses(backend: Callable[..., Any], requests: ReqToTokenPool, pool: Any) -
     if refusal is None:
         raise AssertionError(f"it accepts a {name}, which it cannot read: raise a GraphkitError")
     assert name in refusal, f"its refusal does not name {name}: {refusal}"
-
-
-def _compare(batch: AttentionBatch, out: torch.Tensor, limit: float) -> None:
-    live = out[: batch.live_rows].double().cpu()
-    torch.testing.assert_close(live, batch.expected(), atol=limit, rtol=limit)
 
 
 def _failure(test: Callable[[], None]) -> str:
