@@ -11,13 +11,13 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baseline import LockedGraphs, check_baseline
 from graphkit.audit.dispatch import audit_dispatch
 from graphkit.audit.forward import audit_forward
-from graphkit.audit.frozen_values import audit_frozen_values
+from graphkit.audit.frozen_values.audit import audit_frozen_values
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.loop import check_loop
-from graphkit.audit.pads import audit_pads
+from graphkit.audit.pads.audit import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.ranks import NOT_ON_RANKS
-from graphkit.audit.rows import audit_rows
+from graphkit.audit.rows.audit import audit_rows
 from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.side_outputs import report_side_outputs

@@ -39,7 +39,11 @@ class Architecture:
         for number in numbers:
             if _is_configuration(number) and type(number.before) in (int, float):
                 self._values |= {*_powers(number.before)}
-        self._values = {value for value in self._values if _is_distinctive(value)}
+        self._values = {
+            value
+            for value in self._values
+            if value >= _TRIVIAL or (not float(value).is_integer() and value not in (0.5, 0.25))
+        }
 
     def __contains__(self, number: HostNumber) -> bool:
         """Return whether a number is a constant of the architecture."""
@@ -62,10 +66,6 @@ def _powers(value: float) -> Iterator[float]:
     yield value
     if value > 0:
         yield from (value**0.5, value**-0.5, 1 / value)
-
-
-def _is_distinctive(value: float) -> bool:
-    return value >= _TRIVIAL or (not float(value).is_integer() and value not in (0.5, 0.25))
 
 
 def _is_configuration(number: HostNumber) -> bool:

@@ -50,7 +50,6 @@ class HostChange:
         name: What changes, for summaries.
         subject: The same as the object of a sentence.
         before, after: Text of the two values.
-        change: The change.
         paths: Numbers, lists and sets of the forward that it changes.
     """
 
@@ -163,11 +162,12 @@ def report_followed(
         if not differences:
             continue
         first, *others = comparable(differences)
-        nodes = records[size]
+        nodes, num_others = records[size], len({difference.node for difference in others})
+        more = f", and in {count_of(num_others, 'more node')}" if others else ""
         check.report(
             FindingKind.FROZEN_VALUE,
             f"`{number.name}` = {value_text(number.before)} is frozen in "
-            f"{_frozen_in(number, first, nodes)}{_more(others)}.",
+            f"{_frozen_in(number, first, nodes)}{more}.",
             severity="note",
             batch_size=size,
             **first.facts(nodes),
@@ -220,11 +220,6 @@ def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequenc
     if difference.before == value_text(number.before):
         return place
     return f"{place}, which is {difference.before}"
-
-
-def _more(others: Sequence[CaptureDifference]) -> str:
-    nodes = len({difference.node for difference in others})
-    return f", and in {count_of(nodes, 'more node')}" if nodes else ""
 
 
 def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence[Node]) -> str:

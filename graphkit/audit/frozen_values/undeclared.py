@@ -95,6 +95,9 @@ class UndeclaredNumbers:
             elif name not in constant_names:
                 constant_names.add(name)
                 self.constants.append(number)
+        # Floats first, and what changes the number of nodes more often last.
+        kinds = [float, int, bool, frozenset]
+        ordered = sorted(groups.values(), key=lambda group: kinds.index(type(group[0].before)))
         self.candidates = [
             Candidate(
                 {
@@ -102,7 +105,7 @@ class UndeclaredNumbers:
                     for number in numbers
                 }
             )
-            for index, numbers in enumerate(sorted(groups.values(), key=_order))
+            for index, numbers in enumerate(ordered)
         ]
 
     def search(self, recaptures: Recaptures, baseline: Baseline) -> None:
@@ -166,11 +169,6 @@ def changed_value(value: Any, index: int, words: Collection[str] = ()) -> Any:
         return value - 1 if value > 1 else value + 1
     factor = 0.5 + index / 1024
     return value * factor if value and math.isfinite(value) else factor
-
-
-def _order(numbers: Sequence[HostNumber]) -> int:
-    """Order floats first, and what changes the number of nodes more often last."""
-    return [float, int, bool, frozenset].index(type(numbers[0].before))
 
 
 def changed_names(

@@ -54,7 +54,7 @@ def _report(check: Check, replays: Sequence[WrongReplay], samples: SampleBatches
         groups.setdefault((replay.kind, name), []).append(replay)
     by_cause: dict[tuple[FindingKind, str], tuple[Cause, list[WrongReplay]]] = {}
     for (_, name), group in groups.items():
-        cause = group[0].find_cause()
+        cause = group[0].variation.find_cause(group[0].kind)
         by_cause.setdefault((cause.kind, name), (cause, []))[1].extend(group)
     for (kind, name), (cause, (first, *others)) in by_cause.items():
         text, facts = _text_and_facts(first)

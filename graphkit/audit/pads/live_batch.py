@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -54,14 +54,12 @@ class WrongReplay:
         kind: Kind of finding that it shows.
         variation: What was varied.
         error: The wrong output or write.
-        find_cause: Returns the cause, from further runs of the batch.
         natural_ulps: Ulp by which the padded and the unpadded step differ without any graph.
     """
 
     kind: FindingKind
     variation: Variation
     error: Mismatch | Write
-    find_cause: Callable[[], Cause]
     natural_ulps: float = 0.0
 
 
@@ -126,8 +124,7 @@ class LiveBatch:
         if self._on_any_rank(wrong is not None and bool(wrong.distance)):
             ulps = self._natural_ulps  # all ranks run it for the text of one
         if wrong is not None:
-            find_cause = partial(variation.find_cause, kind)
-            yield WrongReplay(kind, variation, wrong, find_cause, ulps)
+            yield WrongReplay(kind, variation, wrong, ulps)
 
     def _replayed(self, runs: EqualStateRuns) -> Tensors:
         self.replays += 1
@@ -136,10 +133,11 @@ class LiveBatch:
     def _note_stray_write(self, variation: Variation) -> None:
         write = self._samples.state.stray_write(variation.runs.padded_batch)
         if write is not None:
-            kind = FindingKind.WRITE_OUTSIDE_LIVE_SLOTS
             find_node = partial(self._samples.first_stray_write, variation.runs, variation.previous)
-            find_cause = partial(self._begins_at(find_node), kind)
-            self._stray_writes.append(WrongReplay(kind, variation, write, find_cause))
+            wrong = replace(variation, find_cause=self._begins_at(find_node))
+            self._stray_writes.append(
+                WrongReplay(FindingKind.WRITE_OUTSIDE_LIVE_SLOTS, wrong, write)
+            )
 
     @cached_property
     def _natural_ulps(self) -> float:

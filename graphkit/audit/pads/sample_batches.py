@@ -37,7 +37,6 @@ class SampleBatches:
     tensors that the forward reaches, see ``undeclared_tensors``.
 
     Attributes:
-        runner: The runner.
         state: The declared state, compared with its copy.
         draws: Whether a replay draws random numbers.
         weights: The target's model, or its weights by name.

@@ -85,7 +85,8 @@ class WatchedState:
             )
             if pool is not None:
                 self._pools.append((watched, pool))
-                watched.prefer(pool)
+                # Writes are judged by this axis first.
+                watched.axes = (pool, *(axis for axis in watched.axes if axis != pool))
             elif watched.is_table(self._last_request):
                 self._tables.append(watched)
 
@@ -131,10 +132,6 @@ class _WatchedTensor:
         self, name: str, tensor: torch.Tensor, saved: torch.Tensor, axes: tuple[RowAxis, ...]
     ) -> None:
         self.name, self.tensor, self.axes, self._saved = name, tensor, axes, saved
-
-    def prefer(self, axis: RowAxis) -> None:
-        """Try an axis before the others."""
-        self.axes = (axis, *(other for other in self.axes if other != axis))
 
     def stray_rows(self, axis: RowAxis, allowed: RowsByKind) -> torch.Tensor:
         """Return which rows changed and are not allowed to, bool [rows]."""

@@ -229,15 +229,13 @@ def sequences_of(
 
     TARGET_VERIFY runs them together with DECODE.
     """
-    decode = ForwardMode.DECODE
-    if runner.mode is ForwardMode.TARGET_VERIFY and decode in target.forwards:
+    verify, decode = ForwardMode.TARGET_VERIFY, ForwardMode.DECODE
+    if runner.mode is verify and decode in target.forwards:
         with target.runner(decode, device=runner.device, check=False) as decoding:
             yield Sequences(target, runner, decoding, start)
-    elif runner.mode in (ForwardMode.TARGET_VERIFY, decode):
-        is_other = runner.mode is decode and ForwardMode.TARGET_VERIFY in target.forwards
-        yield Sequences(target, runner, runner, start, runs_texts=not is_other)
     else:
-        yield Sequences(target, runner, runner, start, runs_texts=False)
+        first = next((mode for mode in (verify, decode) if mode in target.forwards), None)
+        yield Sequences(target, runner, runner, start, runs_texts=runner.mode is first)
 
 
 def _chain(request: TreeRequest) -> Any:

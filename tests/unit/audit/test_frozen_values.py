@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit.frozen_values import audit_frozen_values
+from graphkit.audit.frozen_values.audit import audit_frozen_values
 from tiny_target import log_of, logits_of, small_target
 
 

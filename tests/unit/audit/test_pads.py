@@ -8,7 +8,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog
-from graphkit.audit.pads import audit_pads
+from graphkit.audit.pads.audit import audit_pads
 from graphkit.audit.runs import live_sizes
 from graphkit.graphs import SizeTable
 from no_metadata import NoMetadata

@@ -11,7 +11,8 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.audit.frozen_values import audit_frozen_values, undeclared
+from graphkit.audit.frozen_values import undeclared
+from graphkit.audit.frozen_values.audit import audit_frozen_values
 from graphkit.audit.frozen_values.undeclared import changed_value
 from graphkit.models.reference import reference_target
 from tiny_target import VOCAB, log_of, small_target
