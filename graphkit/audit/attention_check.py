@@ -139,12 +139,8 @@ def _first_wrong(
 ) -> str | None:
     """Return what the attention computes wrongly first, as a clause; ``None`` if it is right.
 
-    Args:
-        runner: The runner.
-        states: Recurrent states of the model.
-        memory: See ``_text_memory``. It is restored.
-        call: Calls the forward.
-        ends_early: Whether an exception ends the comparison, as it must where ranks run together.
+    Restores ``memory``, see ``_text_memory``. With ``ends_early`` an exception ends the comparison,
+    as it must where ranks run together.
     """
     changed, slots = memory
     first = None
@@ -185,11 +181,7 @@ def _is_comparable(runner: Any, states: RecurrentStates | None) -> bool:
 class _Text:
     """A short text of each of one or two requests, and the batches that compute its logits.
 
-    Args:
-        runner: Runner of the forward.
-        states: Recurrent states of the model, if any.
-        slots: KV slots of the text, [B, L] int64; those of request rows 1 and 2.
-        call: Calls the forward.
+    ``slots`` are the KV slots of the text, [B, L] int64; those of request rows 1 and 2.
     """
 
     def __init__(

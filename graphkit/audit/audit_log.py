@@ -65,15 +65,10 @@ class Check:
         more: str = "",
         **facts: Any,
     ) -> None:
-        """Add a finding about a row that differs between two runs.
+        """Add a finding about a row that differs between two runs, of ``live`` requests.
 
-        Args:
-            kind: As for ``report``.
-            wrong: The row, and its numbers.
-            live: Number of live requests.
-            sides: Where the number that was got is from, and where the expected one is.
-            more: Further sentences, with a space before them.
-            facts: As for ``report``.
+        ``sides`` say where the number that was got is from, and where the expected one is; ``more``
+        has further sentences, with a space before them.
         """
         numbers = row_facts(wrong)
         text = (

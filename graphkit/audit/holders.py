@@ -92,7 +92,9 @@ def attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
             reference = weakref.ref(owner)
         except TypeError:
             continue
-        name = _holder_name(owner)
+        name = str(attributes.get("__name__"))
+        if not is_a(owner, ModuleType):
+            name = type_name(type(owner))
         for key, value in list(attributes.items()):
             if id(value) in wanted:
                 holder = Holder(reference, key, f"{name}.{key}", shape_text(value))
@@ -104,13 +106,6 @@ def attribute_holders(tensors: list[torch.Tensor]) -> dict[int, list[Holder]]:
                         holder = Holder(reference, key, path, shape_text(held), (entry,))
                         holders.setdefault(id(held), []).append(holder)
     return holders
-
-
-def _holder_name(owner: Any) -> str:
-    """Return the name of a module, or of the type of another object."""
-    if is_a(owner, ModuleType):
-        return str(own_attributes(owner).get("__name__"))
-    return type_name(type(owner))
 
 
 def _attributes(owner: Any) -> Iterator[Mapping[str, Any]]:

@@ -59,13 +59,9 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
 
 
 def report_launch(record: GraphRecord, own_us: float, check: Check, launches: int = 1) -> None:
-    """Add a measured launch to the summary, and report it if it is far above a linear graph's.
+    """Extend the text of a check by a launch, and report it if it is far above a linear graph's.
 
-    Args:
-        record: The graph.
-        own_us: Host time of its launch in microseconds.
-        check: Its ``text`` is extended.
-        launches: Number of graphs that are launched one after the other.
+    ``own_us`` is the host time of all ``launches``, one after the other.
     """
     nodes = count_of(len(record.nodes), "node")
     per_node = own_us / max(len(record.nodes), 1)

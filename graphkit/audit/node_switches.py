@@ -109,7 +109,9 @@ class FirstOps:
         nodes: Nodes = (),
         after: Callable[[RecordedOp], object] = lambda _op: None,
     ) -> None:
-        self.output, self._ops, self._refresh = graph.output, recorded_ops(graph), _refresh(nodes)
+        graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
+        self._ops = [op for part in graphs for op in part.ops]
+        self.output, self._refresh = graph.output, _refresh(nodes)
         self._kept, self._after = self._ops, after
 
     def replay_first(self, count: int, replay: ReplayGraph) -> None:
@@ -124,12 +126,6 @@ class FirstOps:
             for op in self._kept:
                 op.run()
                 self._after(op)
-
-
-def recorded_ops(graph: Any) -> list[RecordedOp]:
-    """Return the operations of a ``RecordedGraph``, or of a sequence of them."""
-    graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
-    return [op for part in graphs for op in part.ops]
 
 
 def _refresh(nodes: Nodes) -> set[int]:

@@ -173,12 +173,7 @@ def padding_cause(
     """Return why the padded step differs from the unpadded one.
 
     Runs the forward several times. On several ranks, where only one of them may see the difference,
-    nothing is run.
-
-    Args:
-        runs: Runs of the batch.
-        weights: The model, or its weights by name, to name modules by.
-        kind: Kind of finding that other contents of pads have shown; ``None`` tries them.
+    nothing is run. ``kind`` is what other contents of pads have shown; ``None`` tries them.
     """
     runner = runs.runner
     if runner.group is not None:

@@ -84,12 +84,7 @@ def report_pointers(
 ) -> None:
     """Report what is wrong with addresses of a graph, and arguments that cannot be checked.
 
-    Args:
-        record: The graph.
-        addresses: Its distinct addresses.
-        look: Returns what memory is at an address.
-        check: Receives the findings, and the number of addresses by kind of memory as its text.
-        where: Says where the addresses are, for the text.
+    The text of the check becomes the number of addresses by kind of memory, and ``where`` they are.
     """
     counts: Counter[str] = Counter()
     for reference in addresses:

@@ -98,10 +98,6 @@ class Recaptures:
         start: The host as it is in a capture without a change.
         batch_sizes: Sizes to capture; ``None`` selects the runner's.
         backend: Backend that captures; ``None`` selects the runner's.
-
-    Attributes:
-        runner: The runner.
-        is_cuda: Whether it is on a CUDA device.
     """
 
     def __init__(
@@ -188,7 +184,11 @@ class Recaptures:
         """Return those of the differences that a change causes."""
         for stack_fill, changed_first in _CONFIRMATIONS if self.is_cuda else ((0, True),):
             if on_any_rank(self.runner, any(by_size.values())):
-                again = self._compare_again(baseline, change, stack_fill, changed_first)
+                captures = {
+                    is_changed: self.nodes(change if is_changed else None, stack_fill)
+                    for is_changed in (changed_first, not changed_first)
+                }
+                again = _differences(captures[False], captures[True], baseline.unset)
                 by_size = {
                     size: [d for d in differences if d.is_repeated_in(again[size])]
                     for size, differences in by_size.items()
@@ -203,14 +203,6 @@ class Recaptures:
             return certain
         with self.captured(change, Attribution(self._weights)) as graphs:
             return certain if self._compare_replays(graphs) == "equal" else by_size
-
-    def _compare_again(
-        self, baseline: Baseline, change: Change, stack_fill: int, changed_first: bool
-    ) -> DifferencesBySize:
-        captures = {}
-        for is_changed in (changed_first, not changed_first):
-            captures[is_changed] = self.nodes(change if is_changed else None, stack_fill)
-        return _differences(captures[False], captures[True], baseline.unset)
 
     def _canonical(self, graphs: GraphsBySize) -> CanonicalBySize:
         return {size: canonical_nodes(graphs[size], self._names) for size in sorted(graphs)}

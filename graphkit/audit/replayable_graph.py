@@ -80,9 +80,6 @@ class Reference:
     """An address in an argument of a node.
 
     Attributes:
-        node: The node.
-        argument: Index of the argument.
-        pointer: The address.
         is_set: False if the bytes may be leftovers of the host's stack.
     """
 

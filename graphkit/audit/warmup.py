@@ -54,7 +54,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         for change in changes:
             is_state = change.name in state
             is_replayed = change.name in replayed
-            kind, text = _state_finding(change) if is_state else _finding(change, is_replayed)
+            kind, text = _finding(change, is_state=is_state, is_replayed=is_replayed)
             check.report(
                 kind,
                 text,
@@ -218,18 +218,13 @@ def _addresses(graphs: Mapping[int, CapturedGraph], memory: str) -> set[int | No
     return {pointer.address for pointer in pointers if pointer.memory == memory}
 
 
-def _state_finding(change: ObjectChange) -> tuple[FindingKind, str]:
-    """Return kind and text of a change to a tensor that the graph uses, too."""
-    text = (
-        f"capture changed the contents of `{change.name}` ({change.after.text}), which the graph "
-        "uses and the target does not declare: it keeps what pad rows wrote."
-    )
-    return FindingKind.UNDECLARED_STATE, text
-
-
-def _finding(change: ObjectChange, is_replayed: bool) -> tuple[FindingKind, str]:
-    """Return kind and text of a change, which a replay may make as well."""
+def _finding(change: ObjectChange, *, is_state: bool, is_replayed: bool) -> tuple[FindingKind, str]:
+    """Return kind and text of a change: to state that graphs use, or which a replay makes, too."""
     name, before, after = f"`{change.name}`", change.before.text, change.after.text
+    if is_state:
+        text = f"capture changed the contents of {name} ({after}), which the graph uses and the "
+        text += "target does not declare: it keeps what pad rows wrote."
+        return FindingKind.UNDECLARED_STATE, text
     if change.is_created:
         text = f"capture created {name} ({after}) from pad rows: every replay reads these values, "
         return FindingKind.LAZY_CACHE, f"{text}but a live batch would give others."

@@ -37,21 +37,16 @@ _WRITING = frozenset(
 
 
 class ForwardObjects:
-    """The objects that a forward, or each of several, can reach; see ``runners.host_objects``."""
+    """The objects that a forward, or each of several, can reach; see ``runners.capture_checks``."""
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward
         self._held: HeldTensors | None = None
 
     def check_weights(self, device: torch.device) -> None:
-        """Check that the weights that the forward reaches are on the device of its runner.
-
-        Notes the tensors that it holds before its capture.
+        """Check that the weights are on the device of the runner, and note them before a capture.
 
         Weights on several devices are left to the capture: the forward may not use all of them.
-
-        Raises:
-            ConfigError: All of them are on other devices.
         """
         objects = ReachableObjects(walk_roots(self._forward))
         self._held = HeldTensors(objects)
@@ -71,11 +66,7 @@ class ForwardObjects:
         return FrozenValues(runner, self._forward, self._held)
 
     def held_weights(self) -> nn.Module | None:
-        """Return the module that the forward holds, or several by name; ``None`` without any.
-
-        Raises:
-            ConfigError: One is in training mode.
-        """
+        """Return the module that the forward holds, or several by name; ``None`` without any."""
         held = self._modules()
         for module in held.values():
             training = next((inner for inner in module.modules() if inner.training), None)

@@ -84,18 +84,16 @@ class HeldTensors:
 
     def replaced(self) -> Sequence[HeldTensor]:
         """Return the tensors that are replaced, by themselves or with a module that holds them."""
-        modules = tuple(f"{name}." for name in self._replaced_modules())
+        modules = tuple(
+            f"{container.name(key)}."
+            for container, key, module in self._modules
+            if (now := container.get(key)) is not module and isinstance(now, nn.Module)
+        )
         return [
             tensor
             for tensor in self._tensors
             if tensor.is_replaced or (modules and tensor.name.startswith(modules))
         ]
-
-    def _replaced_modules(self) -> Iterator[str]:
-        for container, key, module in self._modules:
-            now = container.get(key)
-            if now is not module and isinstance(now, nn.Module):
-                yield container.name(key)
 
 
 class FrozenValues:
@@ -120,11 +118,7 @@ class FrozenValues:
         self._found: dict[tuple[int, HostNumber, str], Finding | None] = {}
 
     def check(self, size: int) -> None:
-        """Refuse a replay of a graph that keeps a number which has changed.
-
-        Raises:
-            ReplayError: Names the number or tensor, the node and its line.
-        """
+        """Refuse a replay of a graph that keeps a number which has changed."""
         frozen = self.find(size)
         if frozen:
             origin = ", ".join(filter(None, (frozen[0].module, frozen[0].source)))

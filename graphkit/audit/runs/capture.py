@@ -155,13 +155,8 @@ def _sample_batch(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> 
 class _ModeCapture:
     """Captures a mode, and compares and measures replays at each captured size.
 
-    Args:
-        runner: Planned.
-        draw: Returns a batch of a number of requests.
-        compare: Compares the replay of a batch at a captured size with the step without a graph.
-        compares_all: As for ``capture_target``.
-        attribution: As for ``Runner.capture``.
-        progress: As for ``capture_target``.
+    ``draw`` returns a batch of a number of requests, and ``compare`` compares its replay at a
+    captured size with the step without a graph.
 
     Attributes:
         record: The mode, with the outcome of the comparisons and the duration of full batches.

@@ -132,11 +132,7 @@ def open_step(
 ) -> Iterator[EngineStep]:
     """Create the engine of a target for a block, and close it after it.
 
-    Args:
-        target: Has an ``engine``.
-        batch_sizes: Sizes to capture; ``None`` selects the target's.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        backend: As for ``Runner``.
+    The target has an ``engine``. Other arguments are those of ``capture_target``.
 
     Raises:
         TargetError: ``engine`` raised an error or returned something else, or the engine does not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from graphkit.audit.runs.first_node import FirstNode, first_node
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.runs.live_rows import RowPlaces, matched_rows, same_rows
-from graphkit.audit.runs.teacher_forcing import TeacherForcing, first_mismatch
+from graphkit.audit.runs.teacher_forcing import TeacherForcing
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
@@ -138,6 +139,8 @@ class EqualStateRuns:
     def padding_difference(self, allowed: Allowed | None = None) -> Mismatch | None:
         """Run the unpadded step, and return the first row of the last padded run that differs.
 
+        If the step has several forwards, the field of a difference between them names the forward.
+
         Args:
             allowed: As for ``first_difference``; ``None`` allows the rounding of the step.
         """
@@ -152,9 +155,12 @@ class EqualStateRuns:
             difference = largest_difference(own, recorded)
             self.largest_difference = max(self.largest_difference, difference)
             self.natural_ulps = max(self.natural_ulps, largest_ulps(own, recorded, self.rounding))
-        return first_mismatch(
-            pairs, lambda pair: compare(pair.own, pair.recorded, pair.owner)
-        ) or compare(unpadded, self._last_padded, self._owner)
+        for step, pair in enumerate(pairs):
+            mismatch = compare(pair.own, pair.recorded, pair.owner)
+            if mismatch is not None:
+                which = f" of step {step}" if len(pairs) > 1 else ""
+                return replace(mismatch, field=f"{mismatch.field}{which}")
+        return compare(unpadded, self._last_padded, self._owner)
 
     def first_node(self, weights: Weights = None) -> FirstNode | None:
         """Return the first node at which the padded step differs from the unpadded one."""

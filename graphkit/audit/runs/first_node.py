@@ -29,8 +29,6 @@ class FirstNode:
     """The operation at which two runs begin to differ.
 
     Attributes:
-        op: The operation.
-        origin: Its module and line.
         occurrence: How many operations of that name, module and line the step runs before it.
         outside: Tensors older than the call that either run reads.
         only_in: 0 or 1 if only the first or the second run executes it, else ``None``.
@@ -69,14 +67,8 @@ def first_node(
 ) -> FirstNode | None:
     """Run a step twice for each call of its forward, and return the first node that differs.
 
+    ``runs`` are the run that is right and the other one; each runs the step without a graph.
     Prefers differences beyond rounding to smaller ones.
-
-    Args:
-        step: The runner's.
-        runs: The run that is right and the other one; each runs the step without a graph.
-        rows: Reads the live rows of both.
-        rounding: Rounding of the step.
-        weights: The model, or its weights by name, to name modules by.
 
     Returns:
         The operation from which a different output of the second run follows; ``None`` if nothing

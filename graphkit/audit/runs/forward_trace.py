@@ -53,7 +53,6 @@ class ForwardTrace:
     """Operations of one call of a forward, in order.
 
     Attributes:
-        ops: The operations.
         origins: Module, operation and line of each.
         outputs: Storage of each field of the output.
     """
@@ -148,11 +147,8 @@ def call_observed(
 ) -> tuple[Any, list[NodeOrigin]]:
     """Call a function without compilation, and return its result and the origins of its steps.
 
-    Args:
-        function: The function.
-        after_op: Called after each of its operations.
-        count: Number of steps so far. There are no origins while another thread attributes.
-        weights: Names modules.
+    ``count`` returns the number of steps so far. There are no origins while another thread
+    attributes.
     """
     attribution = Attribution(weights)
     with compilation_disabled(), OpObserver(after_op), attributing(attribution, count):

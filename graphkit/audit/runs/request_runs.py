@@ -64,11 +64,7 @@ class RequestRun:
 
 
 class RequestRuns:
-    """Runs the same requests in several ways. Each run begins with their prompts.
-
-    Attributes:
-        runner, requests: The arguments of these names.
-    """
+    """Runs the same requests in several ways. Each run begins with their prompts."""
 
     def __init__(self, runner: SpecStepRunner, requests: RequestPrompts) -> None:
         self.runner, self.requests = runner, requests

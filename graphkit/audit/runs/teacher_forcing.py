@@ -12,7 +12,7 @@ pools hold what each run wrote itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from graphkit.buffers import Inputs
-from graphkit.records import Mismatch
 from graphkit.runners import Output
 from graphkit.runners.step import Step
 
@@ -47,21 +46,6 @@ class ForwardPair:
             return row * requests // num_rows
         ends = self.inputs.num_accepted_tokens.cumsum(0)  # type: ignore[attr-defined]
         return int((ends <= row).sum())
-
-
-def first_mismatch(
-    pairs: Sequence[ForwardPair], compare: Callable[[ForwardPair], Mismatch | None]
-) -> Mismatch | None:
-    """Return the mismatch of the first pair that has one.
-
-    If the step has several forwards, the field of the mismatch names the forward.
-    """
-    for step, pair in enumerate(pairs):
-        mismatch = compare(pair)
-        if mismatch is not None:
-            which = f" of step {step}" if len(pairs) > 1 else ""
-            return replace(mismatch, field=f"{mismatch.field}{which}")
-    return None
 
 
 class TeacherForcing:
