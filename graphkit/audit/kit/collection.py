@@ -17,9 +17,9 @@ from graphkit.audit.kit.equivalence import (
     STEP_PROPERTIES,
     assert_replay_equivalent,
     check_step,
+    fail_on_errors,
     sample_batches,
 )
-from graphkit.audit.kit.failures import fail_on_errors
 from graphkit.audit.locate_target import locate
 from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
 from graphkit.audit.runs.engine_step import EngineStep, open_step

@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from graphkit.audit import canonical_nodes
-from graphkit.audit.canonical_memory import CanonicalMemory
-from graphkit.audit.canonical_nodes import CanonicalArgument, CanonicalNode, _canonical_nodes
+from graphkit.audit.canonical_nodes import (
+    CanonicalArgument,
+    CanonicalMemory,
+    CanonicalNode,
+    _canonical_nodes,
+)
 from graphkit.audit.capture_differences import capture_differences
 from graphkit.audit.foreign.audits.device import CudaDevice
 from graphkit.graphs import Allocation

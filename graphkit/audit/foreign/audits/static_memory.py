@@ -15,8 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graphkit.audit.holders import Holder, attribute_holders, shape_text, weight_holders
-from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.live_tensors import (
+    Holder,
+    LiveTensors,
+    attribute_holders,
+    shape_text,
+    weight_holders,
+)
 
 _UNKNOWN = object()
 """In the place of a block, for an address that was not searched."""
