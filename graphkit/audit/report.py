@@ -20,10 +20,9 @@ from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.rows.audit import audit_rows
 from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
 from graphkit.audit.shadow import audit_shadow
-from graphkit.audit.side_outputs import report_side_outputs
 from graphkit.audit.stale_memory import audit_stale_memory
 from graphkit.audit.undeclared_state import declare_for_audits
-from graphkit.audit.warmup import audit_warmup
+from graphkit.audit.warmup import audit_warmup, report_side_outputs
 from graphkit.audit.wrong_outputs import audit_finite, audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError, short_repr

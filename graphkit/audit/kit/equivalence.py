@@ -99,8 +99,8 @@ def assert_replay_equivalent(
         for size in _compared_sizes(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
-                bug = probable_bug(runner, batch, size, comparison.mismatches[0])
-                raise AssertionError(comparison_text(comparison, bug))
+                bug = _probable_bug(runner, batch, size, comparison.mismatches[0])
+                raise AssertionError(_comparison_text(comparison, bug))
 
 
 def assert_target_equivalent(
@@ -170,8 +170,8 @@ def check_step(step: EngineStep, name: str, size: int, tolerance: float) -> None
         for live in live_sizes(runner.table, size):
             comparison = compare_steps(runner, step.batch(live), size)
             if comparison.mismatches:
-                bug = frozen_value("loop", "first step and the state that differ")
-                raise AssertionError(comparison_text(comparison, bug))
+                bug = _frozen_value("loop", "first step and the state that differ")
+                raise AssertionError(_comparison_text(comparison, bug))
     finally:
         runs.release()
 
@@ -229,7 +229,7 @@ def _compared_sizes(runner: Runner[Any, Any], batch: Any, size: int | None) -> t
     return tuple(dict.fromkeys((decision.padded_batch_size, *larger[:1])))
 
 
-def comparison_text(comparison: Comparison, bug: str) -> str:
+def _comparison_text(comparison: Comparison, bug: str) -> str:
     """Return the text of a comparison that found a wrong replay, with the probable bug."""
     mismatch = comparison.mismatches[0]
     expected, got = distinct_text(mismatch.expected, mismatch.got)
@@ -268,7 +268,7 @@ def _finding_text(finding: Finding) -> str:
     return "\n".join([*lines, f"  {finding.advice}"])
 
 
-def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, wrong: Mismatch) -> str:
+def _probable_bug(runner: Runner[Any, Any], batch: Any, size: int, wrong: Mismatch) -> str:
     """Return the probable kind of finding, where it begins, and advice.
 
     Restores state and random numbers.
@@ -295,11 +295,11 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, wrong: Mismatc
             return _text(Cause(FindingKind.NONDETERMINISTIC_STEP, runs.first_unstable_node()))
         if wrong.kind != PADDING_LEAKS:
             is_large = differ(padded, replayed, rounding.most)
-            return frozen_value("frozen,pointers", "node") if is_large else _ROUNDING_IN_GRAPH
+            return _frozen_value("frozen,pointers", "node") if is_large else _ROUNDING_IN_GRAPH
         return _text(padding_cause(runs))
 
 
-def frozen_value(audits: str, found: str) -> str:
+def _frozen_value(audits: str, found: str) -> str:
     """Return why a graph differs from the same step without it, and which audits find what."""
     return (
         f"{FindingKind.FROZEN_VALUE}. The graph kept a host value of its capture, or reads memory "

@@ -12,13 +12,13 @@ predicts the memory of its graphs.
 """
 
 from graphkit.audit.runs.capture import capture_target, estimate_target
-from graphkit.audit.runs.comparison import (
+from graphkit.audit.runs.equal_state_runs import (
     NOT_FINITE,
     Comparison,
+    EqualStateRuns,
     compare_runs,
     live_sizes,
 )
-from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 
 __all__ = [
     "NOT_FINITE",

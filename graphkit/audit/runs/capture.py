@@ -10,8 +10,8 @@ from functools import cache, partial
 from statistics import median
 from typing import Any
 
-from graphkit.audit.runs.comparison import Comparison, compare_runs, live_sizes
 from graphkit.audit.runs.engine_step import EngineStep, compare_loop, compare_steps, open_step
+from graphkit.audit.runs.equal_state_runs import Comparison, compare_runs, live_sizes
 from graphkit.engine.step import SpecStepInputs
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, environment
 from graphkit.models.wrapper import WRAPPED_MODES, compare_wrapper

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from graphkit.audit.runs.comparison import Comparison, located
-from graphkit.audit.runs.equal_state_runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import Comparison, EqualStateRuns, located
 from graphkit.audit.runs.request_runs import RequestRuns, request_state, step_batch
 from graphkit.engine import SpeculativeEngine
 from graphkit.engine.step import SamplingParams, SpecStepInputs, SpecStepRunner
