@@ -10,8 +10,7 @@ from typing import Any, Self
 import torch
 
 from graphkit.audit.runs.first_node import FirstNode, first_node
-from graphkit.audit.runs.forward_trace import Weights
-from graphkit.audit.runs.forward_watch import ForwardWatch, InputWrite
+from graphkit.audit.runs.forward_trace import ForwardWatch, InputWrite, Weights
 from graphkit.audit.runs.live_rows import RowPlaces, matched_rows, same_rows
 from graphkit.audit.runs.teacher_forcing import TeacherForcing
 from graphkit.graphs import CapturedGraph, NodeOrigin, SizeTable, StateSnapshot

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.audit.runs.forward_watch import ForwardWatch
+from graphkit.audit.runs.forward_trace import ForwardWatch
 from graphkit.models.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode

@@ -10,7 +10,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
-from graphkit.audit.shadow import findings as findings_module
+from graphkit.audit.shadow import watch as watch_module
 
 VOCAB = 32
 HIDDEN = 8
@@ -151,7 +151,7 @@ def test_the_cause_is_searched_once_and_its_failure_hides_nothing(
         searched.append(runs)
         raise ValueError("no memory")
 
-    monkeypatch.setattr(findings_module, "padding_cause", fail)
+    monkeypatch.setattr(watch_module, "padding_cause", fail)
     runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
     (finding,) = watched(runner, [batch_of(3), batch_of(3, 1), batch_of(2)]).findings
     assert (finding.kind, len(searched)) == (PADDING, 1)

@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import AuditLog, ShadowWatch
-from graphkit.audit.shadow import audit_shadow, findings as findings_module
+from graphkit.audit.shadow import audit_shadow, watch as watch_module
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
@@ -92,7 +92,7 @@ def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_o
         graph.output["next_token_logits"].fill_(7)
         return "nowhere.", None
 
-    monkeypatch.setattr(findings_module, "first_divergence", overwriting)
+    monkeypatch.setattr(watch_module, "first_divergence", overwriting)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
