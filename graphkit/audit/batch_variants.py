@@ -31,9 +31,7 @@ class Requests:
     """The requests of a batch, to select, reorder and pad them.
 
     Attributes:
-        inputs: Class of the batch.
         layouts: Fields that the batch has.
-        capacity: Capacity of the runner's buffers.
         counts: Rows of each request, int64 [B].
         rows: Each field with rows first; ``select_index`` counts from its request's first row.
     """

@@ -59,9 +59,7 @@ class CanonicalNode:
     """A node of a captured graph.
 
     Attributes:
-        name: The kernel or the operation.
         launch: Names and values of its launch settings, such as ``("grid", "4x1x1")``.
-        arguments: Its arguments, in order.
     """
 
     name: str

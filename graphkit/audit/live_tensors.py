@@ -164,7 +164,6 @@ class Holder:
     """An attribute, a parameter or a module global that held a tensor, directly or in a dict.
 
     Attributes:
-        owner: The object.
         key: Name of the attribute.
         name: Name for people, such as ``Engine.static_ids`` or ``Engine.static['ids']``.
         shape: Dtype and shape of the tensor.

@@ -138,14 +138,10 @@ def first_node_after(
     wait: Callable[[], object],
     look: Callable[[Callable[[ReplayGraph], object]], object],
 ) -> Node | None:
-    """Return the first node after which something differs, by bisection over the nodes.
+    """Return the first node after which something differs, by bisection over the nodes of a graph.
 
-    Args:
-        graph: As for ``switches``.
-        nodes: Its nodes.
-        wait: Waits for the device.
-        look: Gets a function that replays the first nodes by the function that it gets, and
-            returns what to compare with the result for no node at all.
+    ``look`` gets a function that replays the first nodes by the function that it gets, and returns
+    what to compare with the result for no node at all.
 
     Raises:
         NotChecked: A node cannot be switched off.

@@ -37,7 +37,6 @@ class ObjectSummary:
     """Content of an object at the time of a snapshot.
 
     Attributes:
-        text: Short description.
         content: Equal for equal content.
         address: Data pointer of a tensor; ``None`` for other objects.
     """
@@ -76,11 +75,7 @@ class ObjectChange:
 
 
 class ObjectSnapshot:
-    """Everything that forwards can reach, named tensors, and the shared random states.
-
-    Args:
-        roots: See ``ReachableObjects``.
-        tensors: Further tensors by name.
+    """Everything that forwards can reach, further tensors by name, and the shared random states.
 
     Attributes:
         summaries: Objects by name.

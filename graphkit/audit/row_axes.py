@@ -93,10 +93,7 @@ def _to_list(batch: Any, field: str) -> list[int]:
 def row_axes(tensor: torch.Tensor, page_size: int, rows: RowsByKind) -> tuple[RowAxis, ...]:
     """Return every reading of a tensor's rows that its shape admits, most probable first.
 
-    Args:
-        tensor: Declared state.
-        page_size: Slots of a page.
-        rows: Rows that exist; a dimension must be longer than the largest index.
+    ``rows`` exist: a dimension must be longer than the largest index.
     """
     largest = {kind: max(indices, default=0) for kind, indices in rows.items()}
     kinds = list(largest)

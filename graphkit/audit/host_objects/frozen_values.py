@@ -36,8 +36,7 @@ class HeldTensor:
     """A tensor at a place that a forward reaches. Does not keep the tensor alive.
 
     Attributes:
-        container: What holds it.
-        key: Its key there.
+        container, key: What holds it, and its key there.
         begin, end: Its first address, and the one after its last element.
         text: Its dtype and shape.
     """

@@ -120,9 +120,6 @@ class WrongReplay:
     """A replay that went wrong.
 
     Attributes:
-        kind: Kind of finding that it shows.
-        variation: What was varied.
-        error: The wrong output or write.
         natural_ulps: Ulp by which the padded and the unpadded step differ without any graph.
     """
 

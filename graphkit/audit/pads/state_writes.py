@@ -26,9 +26,7 @@ class Write:
 
     Attributes:
         name: Name of the state tensor.
-        row: Index of the row.
-        before: First changed number of the row, before the replay.
-        after: The same number after the replay.
+        before, after: First changed number of the row, before and after the replay.
     """
 
     name: str

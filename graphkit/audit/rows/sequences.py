@@ -56,7 +56,6 @@ class Sequences:
     """Makes the runs of two requests of a target.
 
     Args:
-        target: The target.
         verify: Its runner for TARGET_VERIFY, or for DECODE if it has no other one.
         decode: Its runner for DECODE; ``verify`` decodes if there is none.
         start: Restored before each text.

@@ -223,14 +223,9 @@ class _ModeCapture:
 def duration_us(
     runner: Runner[Any, Any], run: Callable[[], object], repeats: Mapping[str, int] = _REPEATS
 ) -> float:
-    """Return the median time in microseconds until the results of a run are available.
+    """Return the median time in microseconds until the results of running a batch are available.
 
-    Restores state and random numbers.
-
-    Args:
-        runner: Captured.
-        run: Runs a batch.
-        repeats: Number of runs by type of device.
+    Restores state and random numbers. ``repeats`` is the number of runs by type of device.
     """
 
     def once() -> float:

@@ -47,9 +47,7 @@ def restored(
 ) -> Iterator[StateSnapshot]:
     """Run a block without gradients and statistics, and restore state and random numbers after it.
 
-    Args:
-        runner: Its ``restorable_state`` is restored.
-        tensors: Further tensors by name.
+    The state is the runner's ``restorable_state``, and further ``tensors`` by name.
     """
     state = restorable_state(runner) | dict(tensors or {})
     with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device) as start:

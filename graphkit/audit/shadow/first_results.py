@@ -188,12 +188,7 @@ def is_beyond_rounding(one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype)
 
     The dtype of memory in a pool is unknown. So a word of four bytes is close if its numbers are,
     read in the model's dtype, relative to the largest number of the block. With bfloat16 it may
-    also be read as float32.
-
-    Args:
-        one: Bytes; whole blocks of the allocator.
-        two: As many bytes.
-        dtype: The model's dtype, of at most four bytes.
+    also be read as float32. ``one`` and ``two`` are bytes of whole blocks of the allocator.
     """
     close = (one == two).view(-1, 4).all(1)
     allowed = _ROUNDINGS[dtype.itemsize] * torch.finfo(dtype).eps

@@ -54,12 +54,7 @@ that is computed from them would have changed with zeros, or is not used.
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Memory to overwrite before a replay.
-
-    Attributes:
-        fill: What to write.
-        ranges: Where, in ascending order.
-    """
+    """Memory to overwrite before a replay: ``ranges`` in ascending order."""
 
     fill: Fill
     ranges: tuple[Range, ...]
@@ -92,12 +87,8 @@ def ranges_to_fill(
 ) -> tuple[Range, ...]:
     """Return the ranges of pool memory that a fill may overwrite.
 
-    Args:
-        fill: The fill.
-        blocks: Blocks of the pool.
-        kept: Ranges to leave out.
-        own: Allocations of the captures of the graph that is replayed.
-        others: Allocations of all graphs of the pool, in the order of their captures.
+    ``kept`` ranges are left out. ``own`` are allocations of the captures of the graph that is
+    replayed, ``others`` those of all graphs of the pool, in the order of their captures.
     """
     ranges: Sequence[Range] = sorted((block.begin, block.end) for block in blocks)
     if fill.only_floats:

@@ -110,9 +110,7 @@ class Block(NamedTuple):
     """A block of torch's allocator.
 
     Attributes:
-        begin, end: Its range of addresses.
         state: ``active_allocated`` if it holds a tensor or a workspace, ``inactive`` if it is free.
-        pool: Id of its pool.
     """
 
     begin: int
