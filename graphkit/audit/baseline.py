@@ -39,6 +39,7 @@ _NO_ENVIRONMENT = Environment(device="", torch="", triton="", cuda="", driver=""
 _MAX_SENTENCES = 6
 _LINE = re.compile(r":\d+ in ")
 _DECLARED = ("weight", "state", "input", "mailbox")
+"""Kinds of memory whose names do not change from run to run."""
 
 
 class LockedGraphs:
@@ -212,18 +213,11 @@ def _locked_node(node: Node) -> Node:
 
 def _locked_argument(argument: Argument) -> Argument:
     """Return an argument by value, by the memory that it points to, or as a struct by size."""
-    pointers = tuple(
-        Pointer(address=0, memory=pointer.memory, name=_stable_name(pointer))
-        for pointer in argument.pointers
-    )
+    names = ((p.memory, p.name if p.memory in _DECLARED else p.memory) for p in argument.pointers)
+    pointers = tuple(Pointer(address=0, memory=memory, name=name) for memory, name in names)
     if argument.kind in ("pointer", "tensor"):
         text = argument.text if argument.kind == "tensor" else pointers[0].name
         return replace(argument, text=text, pointers=pointers)
     if argument.kind == "struct" or argument.size < 4:
         return replace(argument, text=f"{argument.size} bytes", pointers=())
     return argument
-
-
-def _stable_name(pointer: Pointer) -> str:
-    """Return a name that does not change from run to run."""
-    return pointer.name if pointer.memory in _DECLARED else pointer.memory
