@@ -47,8 +47,8 @@ class CaptureBarrier:
     A barrier goes through the store of the process group and runs no tensor operation, so that
     ranks may wait during a capture.
 
-    Args:
-        group: The ranks.
+    Raises:
+        RankFailure: A rank failed, or did not arrive at a barrier within the time limit.
     """
 
     def __init__(self, group: GuardedCalls) -> None:
@@ -74,27 +74,15 @@ class CaptureBarrier:
                     )
 
     def wait(self) -> None:
-        """Report success, and wait until all other ranks have done so.
-
-        Raises:
-            RankFailure: A rank failed, or did not arrive within the time limit.
-        """
+        """Report success, and wait until all other ranks have done so."""
         self._gather(None)
 
     def on_any(self, is_needed: bool) -> bool:
-        """Wait for all ranks, and return whether any of them passes true.
-
-        Raises:
-            RankFailure: A rank has failed, or did not arrive within the time limit.
-        """
+        """Wait for all ranks, and return whether any of them passes true."""
         return any(self._gather(is_needed))
 
     def broadcast_from_rank_0(self, value: float) -> float:
-        """Wait for all ranks, and return the number that rank 0 passes.
-
-        Raises:
-            RankFailure: A rank has failed, or did not arrive within the time limit.
-        """
+        """Wait for all ranks, and return the number that rank 0 passes."""
         return float(self._gather(value)[0])
 
     def run(self, function: Callable[[], ResultT]) -> ResultT:
@@ -188,13 +176,7 @@ class BarrierBackend:
 
     Every rank runs the same function, and no rank waits for the device before all have enqueued
     their part, so that a failure of one rank leaves none waiting. Every rank raises the failure of
-    the first rank that failed.
-
-    Args:
-        backend: Backend of this rank.
-        group: The ranks.
-        settings: Settings that must be the same on every rank, by name.
-        no_loop_reason: Reason why the ranks run no device loops, or an empty string.
+    the first rank that failed. The settings must be the same on every rank.
     """
 
     def __init__(

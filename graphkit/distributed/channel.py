@@ -20,11 +20,7 @@ _FOREVER_S = timedelta(days=365).total_seconds()
 
 
 class Channel:
-    """Sends bytes from rank 0 to all others, and numbers from all to all. Creation is collective.
-
-    Args:
-        group: The ranks.
-    """
+    """Sends bytes from rank 0 to all, and numbers from all to all. Creation is collective."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

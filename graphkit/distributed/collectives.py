@@ -26,9 +26,6 @@ class Collectives:
     """Collectives through ``torch.distributed``, such as NCCL.
 
     They run on the current stream and may be captured. All ranks call the same ones in order.
-
-    Args:
-        process_group: The ranks.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
@@ -59,13 +56,7 @@ class Collectives:
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def takes_parts(self, rows: int, width: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
-        """Return whether ``add_rms_norm`` takes this rank's summand in parts, in float32.
-
-        Args:
-            rows: Rows of the batch.
-            width: Their columns.
-            dtype: The dtype of residual and weight.
-        """
+        """Return whether ``add_rms_norm`` takes summands of a shape in parts, in float32."""
         return False
 
     def all_gather(self, x: Tensor) -> Tensor:

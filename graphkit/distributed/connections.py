@@ -50,11 +50,7 @@ _DESTROYED = (RuntimeError, ValueError, AssertionError)
 
 
 def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
-    """Return a process group of the same ranks that uses gloo. Collective.
-
-    Args:
-        process_group: The ranks.
-        seconds: Time limit of its collectives.
+    """Return a process group of the same ranks that uses gloo, with a time limit. Collective.
 
     Raises:
         RankError: A rank did not create it.
@@ -170,12 +166,7 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def rank_of_host(store: Store, process_group: dist.ProcessGroup) -> int | None:
-    """Return the rank whose process hosts a store; ``None`` if none does. Collective.
-
-    Args:
-        store: A store of all ranks.
-        process_group: The ranks, which use gloo.
-    """
+    """Return the rank that hosts a store; ``None`` if none does. Collective, through gloo."""
     host = torch.tensor([process_group.rank() + 1 if _hosts(store) else 0])
     dist.all_reduce(host, dist.ReduceOp.MAX, group=process_group)
     return int(host) - 1 if host else None

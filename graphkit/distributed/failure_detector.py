@@ -128,11 +128,9 @@ class FailureDetector:
         self._await_abort()
 
     def fail(self, ranks: tuple[int, ...], text: str) -> RankError:
-        """Report a failure, and return the error of the first one, which later calls raise.
+        """Report a failure, of ranks if they are known, and return the error of the first one.
 
-        Args:
-            ranks: Ranks that failed; empty if they are not known.
-            text: What happened, with the ranks, as a sentence.
+        Later calls raise that error.
         """
         return self._report(Failure(ranks, text))
 
@@ -152,11 +150,7 @@ class FailureDetector:
             )
 
     def failure_behind(self, error: BaseException) -> RankError:
-        """Return the failure that made a collective of this rank fail.
-
-        Args:
-            error: What the collective raised.
-        """
+        """Return the failure that made a collective of this rank raise an error."""
         if self._failure is not None:
             return self._error(self._failure)
         is_late = "timed out" in str(error).lower()
@@ -172,13 +166,7 @@ class FailureDetector:
         return self.fail((), f"a collective of rank {self.rank} failed: {first_line(error)[:160]}")
 
     def new_cpu_group(self, seconds: float) -> dist.ProcessGroup:
-        """Return a process group of the same ranks for the CPU, which ends when a rank fails.
-
-        Collective.
-
-        Args:
-            seconds: Its time limit.
-        """
+        """Return a process group for the CPU, which ends when a rank fails. Collective."""
         cpu_group = new_cpu_group(self.process_group, seconds)
         self._cpu_groups.append(cpu_group)
         return cpu_group

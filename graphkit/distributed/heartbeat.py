@@ -91,15 +91,7 @@ class Heartbeat:
 
 
 class LivenessCheck:
-    """Ranks that write no heartbeat after the creation of this object.
-
-    Args:
-        store: The store of the calling thread.
-        ranks: The ranks.
-
-    Attributes:
-        began: Time of creation (``time.monotonic``).
-    """
+    """Ranks that write no heartbeat after the creation of this object."""
 
     def __init__(self, store: RankStore, ranks: Sequence[int]) -> None:
         self._store, self.began = store, time.monotonic()
@@ -114,11 +106,7 @@ class LivenessCheck:
         )
 
     def wait(self, is_done: Callable[[], bool]) -> tuple[int, ...]:
-        """Return the ranks that have written no heartbeat ``SILENT_S`` after ``began``.
-
-        Args:
-            is_done: Whether to stop waiting.
-        """
+        """Return the ranks that have written no heartbeat ``SILENT_S`` after creation."""
         while silent := self.silent():
             is_over = time.monotonic() > self.began + SILENT_S
             if is_over or self._store.is_gone or is_done():
@@ -134,18 +122,11 @@ class LivenessCheck:
 
 @dataclass
 class _Stall:
-    """A period without progress.
-
-    Attributes:
-        state: Progress of this rank, and the topic of its call.
-        since: Time of the first heartbeat with this state.
-        refused_at: Time of the first heartbeat after another rank refused the call.
-        liveness: Check of the other ranks.
-    """
+    """A period in which neither the progress of this rank nor the topic of its call changes."""
 
     state: tuple[RankProgress, str | None]
     since: float
-    refused_at: float | None = None
+    refused_at: float | None = None  # first heartbeat after another rank refused the call
     liveness: LivenessCheck | None = None
 
 
@@ -154,11 +135,6 @@ class StallDetector:
 
     Such a rank may wait for its device outside of any call, and a graph with NCCL collectives has
     no time limit. Costs no reads of the store while a rank makes progress.
-
-    Args:
-        rank: This rank.
-        others: All other ranks.
-        time_limit: Seconds that a rank waits for another one.
     """
 
     def __init__(self, rank: int, others: Sequence[int], time_limit: float) -> None:
@@ -170,10 +146,7 @@ class StallDetector:
     ) -> Failure | None:
         """Return the failure, if there is one. Call this function at each heartbeat.
 
-        Args:
-            store: The store of the heartbeat's thread.
-            progress: Progress of this rank.
-            topic: Topic of failures that end the call of this rank, if it is in one.
+        ``topic`` is that of failures that end the call of this rank, if it is in one.
         """
         now = time.monotonic()
         if (progress, topic) != self._stall.state:

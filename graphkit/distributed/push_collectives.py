@@ -34,12 +34,6 @@ def shared_memory(
 
     Uses ``torch.distributed._symmetric_memory``, a private module of torch, checked on 2.11.
 
-    Args:
-        size: Number of elements.
-        dtype: Their type.
-        device: This rank's GPU.
-        process_group: The ranks.
-
     Raises:
         RuntimeError: The GPUs cannot read the memory of each other.
     """
@@ -55,10 +49,6 @@ class PushCollectives:
     Calls may be captured and may be part of a device loop. All ranks make the same calls in order,
     on one stream at a time. Creation is collective and must precede captures. It allocates 8 MiB
     times the number of ranks on each GPU.
-
-    Args:
-        process_group: The ranks.
-        device: This rank's GPU.
 
     Raises:
         RuntimeError: The GPUs cannot write to the memory of each other.

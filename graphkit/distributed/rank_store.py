@@ -59,11 +59,7 @@ class Failure:
 
 
 def failure_of_wait(number: int) -> str:
-    """Return the topic of a failure that ends one of ``waits``, but not the group.
-
-    Args:
-        number: ``waits`` of that call.
-    """
+    """Return the topic of a failure that ends the call with these ``waits``, not the group."""
     return f"failure of wait {number}"
 
 
@@ -77,11 +73,7 @@ class RankStore:
 
     A read does not involve the writer, so that a rank that waits finds out why another one does
     not arrive. If the process that hosts the store has ended, nothing is read or written, and
-    ``is_gone`` is true from then on.
-
-    Args:
-        store: Store of the ranks' process group. One thread at a time may use it; see ``clone``.
-        rank: Rank of this process.
+    ``is_gone`` is true from then on. One thread at a time may use a store; see ``clone``.
 
     Attributes:
         is_gone: Whether the store did not answer.
