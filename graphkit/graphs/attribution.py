@@ -121,11 +121,7 @@ class Attribution:
 
     @contextmanager
     def attributing(self, count: Callable[[], int]) -> Iterator[None]:
-        """Record the origins of nodes for a block.
-
-        Args:
-            count: Returns the number of nodes captured so far.
-        """
+        """Record the origins of nodes for a block; ``count`` returns their number so far."""
         self._reset(count)
         if not DISPATCH_MODES.acquire(blocking=False):
             yield
@@ -163,12 +159,7 @@ class Attribution:
         return not torch.compiler.is_compiling() and get_ident() == self._thread
 
     def add_new_nodes(self, op: str = "", values: tuple[Any, ...] = ()) -> None:
-        """Record ``op`` as the origin of the nodes that are new since the last call.
-
-        Args:
-            op: The operation; empty between operations.
-            values: Its arguments and results.
-        """
+        """Record ``op``, empty between operations, as the origin of nodes since the last call."""
         new = self._count() - len(self.origins)
         if new > 0:
             module = self._modules[-1] if self._modules else ""

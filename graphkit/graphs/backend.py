@@ -63,14 +63,6 @@ class CapturedGraph(Protocol):
 class LoopGraph(CapturedGraph, Protocol):
     """A graph that runs a prologue, and then one of several bodies until the device ends it."""
 
-    def replay(self) -> None:
-        """Launch the loop behind earlier replays. Does not wait for its end.
-
-        Raises:
-            ReplayError: CUDA refused the launch.
-        """
-        ...
-
     def poll(self) -> None:
         """Let the loop advance, where it runs on the host; call it while waiting for a result."""
         ...
@@ -219,10 +211,7 @@ class Backend(Protocol):
 class GraphSequence:
     """Several captured graphs that are replayed one after the other as one step.
 
-    Implements ``CapturedGraph``.
-
-    Args:
-        graphs: The graphs in the order of their replays; the last one gives the output.
+    Implements ``CapturedGraph``. The last graph gives the output.
     """
 
     def __init__(self, graphs: Sequence[CapturedGraph]) -> None:

@@ -25,9 +25,6 @@ class CudaPool:
 
     A replay writes memory that other graphs of the pool use, so it waits for the replay before.
 
-    Args:
-        device: The device, with its index.
-
     Attributes:
         device, device_index: The device and its index.
         id: Of the memory pool, from ``torch.cuda.graph_pool_handle``.
@@ -129,9 +126,6 @@ class CudaGraph:
 
         One ``cudaGraphLaunch`` and no other CUDA call, unless the stream changed since the last
         replay or the graph draws random numbers.
-
-        Raises:
-            ReplayError: CUDA refused the launch.
         """
         self._pool.launch(self._launch)
 

@@ -112,9 +112,6 @@ class CudaLoop:
         """Launch on the current stream, after replays of the pool on other streams.
 
         One ``cudaGraphLaunch`` and no other CUDA call, unless the stream has changed.
-
-        Raises:
-            ReplayError: CUDA refused the launch.
         """
         self._pool.launch(self._launch)
 

@@ -55,9 +55,6 @@ def launch_function(executable: Any) -> Callable[[Any], None]:
 
     It makes one CUDA call. ``CUDAGraph.replay`` also checks the stream's capture status and
     advances the random generator.
-
-    Args:
-        executable: A ``cudaGraphExec_t`` of the bindings.
     """
     bindings = runtime()
     assert bindings is not None, "the bindings created the executable"
@@ -141,10 +138,6 @@ def executable_bytes_per_node(
     destroyed ones leave. So executables are made until several blocks were taken, and those before
     the first block do not count. All are destroyed. The driver keeps their memory for later
     executables, so that each call takes further memory. Waits for the device.
-
-    Args:
-        graphs: Kept graphs and their numbers of nodes.
-        device: Their device.
 
     Returns:
         Bytes; 0.0 without graphs or bindings, or if the driver took no block.

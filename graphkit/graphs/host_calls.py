@@ -33,10 +33,6 @@ def caller_passes(literal: str, function: str) -> bool:
     """Return whether a literal is in the call of a function by the caller of this one's caller.
 
     Call it from ``__torch_function__``, whose caller is the code that calls torch.
-
-    Args:
-        literal: The literal, such as ``cpu``.
-        function: Name of the function that is called.
     """
     caller = sys._getframe(2)
     return _has_literal(caller.f_code, caller.f_lasti, literal, function)

@@ -35,11 +35,7 @@ _take_by_value.argtypes = (_Fill,)
 
 
 def fill_stack(byte: int) -> None:
-    """Write ``byte`` to the 32 KiB of the stack below the caller's frame.
-
-    Args:
-        byte: From 0 to 255.
-    """
+    """Write ``byte``, 0 to 255, to the 32 KiB of the stack below the caller's frame."""
     _take_by_value(_fill(byte))
 
 

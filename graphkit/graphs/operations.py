@@ -93,11 +93,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 class WriteMode(TorchDispatchMode):
-    """Reports tensors before operations write them, but none that an operation in the mode made.
-
-    Args:
-        on_write: Called with each argument that an operation is about to write.
-    """
+    """Reports tensors before operations write them, but none that an operation in the mode made."""
 
     def __init__(self, on_write: Callable[[torch.Tensor], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -45,11 +45,7 @@ class PoolBlock:
 
 
 def memory_segments(pool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    """Return the segments of torch's memory, as in ``torch.cuda.memory_snapshot``.
-
-    Args:
-        pool_id: Id of a pool, to list its segments alone; ``None`` lists those of all pools.
-    """
+    """Return the segments of torch's memory, or of a pool, as in ``memory_snapshot``."""
     # torch 2.11 to 2.13 drops references to these objects that it does not own. CPython then frees
     # numbers above 256 that the caller keeps (https://github.com/pytorch/pytorch/pull/196366).
     for number in (*(pool_id or (0, 0)), False):
@@ -82,13 +78,9 @@ class Allocation(NamedTuple):
 def new_allocations(
     func: OpOverload, out: Any, source: Callable[[bool], str], node: int
 ) -> Iterator[Allocation]:
-    """Yield the memory of the results that an operation allocated.
+    """Yield the memory of the results that an operation allocated after so many nodes.
 
-    Args:
-        func: The operation.
-        out: What it returned.
-        source: Returns the user's line; takes whether the operation wrote its results.
-        node: Number of nodes before the operation.
+    ``source`` returns the user's line; it takes whether the operation wrote its results.
     """
     facts = _op_facts(func)
     results = out if facts.num_results > 1 and isinstance(out, (tuple, list)) else (out,)
@@ -112,11 +104,7 @@ def new_allocations(
 class _OperationFacts(NamedTuple):
     """What the schema says of an operation; asking for it takes longer than the rest.
 
-    Attributes:
-        name: Name with namespace and overload.
-        num_results: Number of results.
-        fresh: Indices of the results that alias no argument.
-        is_initialised: Whether it writes its results.
+    ``fresh`` are the indices of the results that alias no argument.
     """
 
     name: str

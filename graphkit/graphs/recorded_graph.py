@@ -84,10 +84,7 @@ class OutputPool:
     def add(self, output: Any, allocated: Collection[int], read: Collection[int]) -> GraphOutput:
         """Add the output of a graph that has been captured and has run.
 
-        Args:
-            output: The output.
-            allocated: Storages that the capture allocated.
-            read: Other storages that the graph uses.
+        ``read`` are the storages that the graph uses and its capture did not allocate.
         """
         for earlier in self._outputs:
             earlier.keep(read)
@@ -232,9 +229,7 @@ def aliased(value: Any) -> Any:
 def finished(op: OpOverload, out: Any) -> Any:
     """Wait for a collective, as a stream of the device does, and return its result.
 
-    Args:
-        op: The collective.
-        out: What it returned: tensors and a ``Work``, or the tensor of a functional collective.
+    It returned tensors and a ``Work``, or the tensor of a functional collective.
     """
     if op.namespace == "c10d":
         for result in out if isinstance(out, (list, tuple)) else (out,):

@@ -30,15 +30,12 @@ _COMPILED = "_orig_mod"
 
 
 class ModuleNames:
-    """Names modules while they run, one inside the other.
+    """Names the modules of a model while they run, one inside the other.
 
     A module's name is, in this order: its path in the declared model; the declared name of one of
     its weights without the weight's own part; its path below the module that runs around it; its
     class. If a module has several paths, the one below the surrounding module is used, otherwise
     the first.
-
-    Args:
-        declared: A model, or weights by name.
     """
 
     def __init__(self, declared: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
@@ -114,11 +111,7 @@ class ModuleNames:
 def running_module(stack: Iterable[FrameType]) -> str:
     """Return the path of the innermost module that runs in a stack, below the outermost one.
 
-    Args:
-        stack: Frames, outermost first.
-
-    Returns:
-        Such as ``Llama.layers.0``; empty if no module runs.
+    Frames are outermost first. Empty if no module runs, else such as ``Llama.layers.0``.
     """
     names, path = ModuleNames(None), ""
     for frame in stack:
@@ -203,10 +196,7 @@ def caller_location() -> str:
 
 
 def location_in(stack: Sequence[Frame]) -> str:
-    """Return the innermost user line of a stack: file, line, text, and the module that runs.
-
-    Args:
-        stack: Frames, innermost first.
+    """Return the innermost user line of a stack, innermost first: file, line, text and module.
 
     Returns:
         Such as ``/models/llama.py:12 `x.item()` in module Llama.layers.0``; empty if the stack has

@@ -18,9 +18,6 @@ def find_objects(is_wanted: Callable[[type], bool]) -> list[Any]:
 
     Takes about 100 ms in a process of half a million objects. Types are few, so that no Python code
     runs for each object.
-
-    Args:
-        is_wanted: Called once for each type.
     """
     with _thawed():
         objects = gc.get_objects()

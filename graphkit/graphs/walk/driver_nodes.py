@@ -46,10 +46,6 @@ def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[Conditiona
     """Return the bodies of every conditional node of a graph by the node's handle.
 
     Conditional nodes inside of child graphs and of other bodies are included.
-
-    Args:
-        driver: The module ``cuda.bindings.driver``.
-        graph: A ``CUgraph``.
     """
     flags = driver.CUgraphDebugDot_flags.CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES
     with tempfile.TemporaryDirectory() as folder:
@@ -59,11 +55,7 @@ def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[Conditiona
 
 
 def parse_bodies(dot: str) -> Mapping[int, tuple[ConditionalBody, ...]]:
-    """Return the bodies that a DOT file of ``cuGraphDebugDotPrint`` contains.
-
-    Args:
-        dot: The file's text, with handles.
-    """
+    """Return the bodies in the text of ``cuGraphDebugDotPrint``, with handles."""
     _, *pieces = _GRAPH.split(dot)  # graph numbers and texts, alternating
     numbered = zip(pieces[::2], pieces[1::2], strict=True)
     graphs = {number: (_nodes(text), _edges(text)) for number, text in numbered}
@@ -126,10 +118,7 @@ class DriverNode:
 
 
 class DriverWalk:
-    """Reads a graph's template.
-
-    Args:
-        handle: From ``torch.cuda.CUDAGraph.raw_cuda_graph``.
+    """Reads a graph's template, by its handle.
 
     Attributes:
         nodes: In order of creation; nodes of child graphs and bodies follow all nodes of the graph

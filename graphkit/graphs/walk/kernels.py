@@ -91,13 +91,7 @@ class TritonKernels:
         self._loaded: dict[int, tuple[str, ...]] | None = None
 
     def parameter_names(self, function: int, name: str, count: int) -> Sequence[str]:
-        """Return the names of a kernel's parameters; empty texts if they are unknown.
-
-        Args:
-            function: Its ``CUfunction``.
-            name: Its name.
-            count: Number of its parameters.
-        """
+        """Return the names of the parameters of a ``CUfunction``; empty texts if unknown."""
         names = self._names(function, name) if name.isidentifier() else ()
         extra = count - len(names)
         is_whole = bool(names) and 0 <= extra <= len(_SCRATCH)

@@ -39,12 +39,7 @@ class AddressRange:
     is_tensor: bool = False
 
     def pointer(self, address: int, offset: int) -> Pointer:
-        """Return the record of an address in this range.
-
-        Args:
-            address: The address.
-            offset: Its offset in the argument that holds it, in bytes.
-        """
+        """Return the record of an address in this range, ``offset`` bytes into its argument."""
         into = address - self.begin + (self.origin or 0)
         is_whole = self.origin is None and into == 0
         name = self.name if is_whole else f"{self.name}+{into:#x}"
@@ -81,12 +76,7 @@ class MemoryMap:
         self.lowest = min(_LOWEST_MAPPED, self._ranges.lowest)
 
     def find(self, address: int, offset: int = 0) -> Pointer | None:
-        """Return the record of an address; ``None`` if it points to no known memory.
-
-        Args:
-            address: Any number.
-            offset: Its offset in the argument that holds it, in bytes.
-        """
+        """Return the record of any number as an address; ``None`` outside of known memory."""
         innermost = self._ranges.find(address)
         if innermost is not None:
             return innermost.pointer(address, offset)

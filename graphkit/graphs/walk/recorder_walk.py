@@ -18,7 +18,7 @@ from graphkit.graphs.operations import distinct_bytes, schema, storage_id, tenso
 from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
-from graphkit.records import Argument, Edge, Node, Pointer
+from graphkit.records import Argument, Edge, Node, Pointer, tensor_text
 
 _LONGEST_TEXT = 60
 """Letters of an argument's value, which is one column of a page."""
@@ -28,11 +28,6 @@ _TIMED_REPLAYS = 3
 
 class RecorderWalk:
     """Reads recorded graphs; the counterpart of ``CudaWalk``.
-
-    Args:
-        graphs: Graphs that one replay runs one after the other.
-        origins: Origin of each operation.
-        names: Names for the memory of arguments.
 
     Attributes:
         nodes, edges, memory: As in a ``GraphRecord``, without times; there is no memory.
@@ -142,9 +137,9 @@ def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
     pointers = tuple(filter(None, (_pointer(tensor, memory) for tensor in tensors)))
     if isinstance(value, torch.Tensor):
         location = f" at {pointers[0].name}" if pointers else ""
-        text, kind = f"{_dtype_and_shape(value)}{location}", "tensor"
+        text, kind = f"{tensor_text(value.dtype, value.shape)}{location}", "tensor"
     elif tensors:
-        text, kind = ", ".join(map(_dtype_and_shape, tensors)), "tensor"
+        text, kind = ", ".join(tensor_text(t.dtype, t.shape) for t in tensors), "tensor"
     else:
         text, kind = _short_repr(value), "value"
     return Argument(name=name, size=size, kind=kind, text=text, pointers=pointers)
@@ -153,10 +148,6 @@ def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
 def _pointer(tensor: torch.Tensor, memory: MemoryMap) -> Pointer | None:
     pointer = memory.find(tensor.data_ptr())
     return pointer and replace(pointer, size=distinct_bytes(tensor))
-
-
-def _dtype_and_shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def repr_without_address(value: Any) -> str:

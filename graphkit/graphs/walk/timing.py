@@ -44,11 +44,7 @@ def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ..
     """Return the indices of the nodes on the path through the edges that takes longest.
 
     Below a node that contains others, the path leads through the contained nodes before it reaches
-    the next node. A node without a duration counts as 0.
-
-    Args:
-        nodes: All nodes, each at its ``index``.
-        edges: Edges between them, without a cycle.
+    the next node. A node without a duration counts as 0. The edges form no cycle.
     """
     predecessors = _predecessors(nodes, edges)
     end_us: dict[int, float] = {}  # of the longest path that ends at the node
@@ -130,13 +126,9 @@ class Span:
 def with_times(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]]
 ) -> tuple[tuple[Node, ...], Timing | None]:
-    """Assign measured spans to nodes.
+    """Assign the spans of replays, by start, to nodes.
 
-    Args:
-        nodes: The graph's nodes.
-        edges: Its edges.
-        launches: The spans of each replay, by start. Replays with another number of spans than the
-            graph has timed nodes are ignored.
+    Replays with another number of spans than the graph has timed nodes are ignored.
 
     Returns:
         The nodes with median times over the replays, and the times of the whole graph. If no
@@ -187,12 +179,7 @@ def unprofiled_us(replay: Callable[[], object]) -> float:
 
 
 def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:
-    """Profile some replays, and return the spans of each one, by start.
-
-    Args:
-        replay: Replays once; called ``REPLAYS`` + 1 times.
-        graphs: Number of graphs that one replay launches.
-    """
+    """Profile replays of so many graphs each, and return the spans of each one, by start."""
     replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
