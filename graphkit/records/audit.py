@@ -188,9 +188,5 @@ class GraphBaseline(Record):
     replay_us: Mapping[str, Duration] = field(default_factory=dict)
 
     def check_contents(self) -> None:
-        """Refuse graphs with invalid indices.
-
-        Raises:
-            RecordError: Names the first such index by its path.
-        """
+        """Refuse graphs with invalid indices."""
         check_graphs(self.graphs)

@@ -247,11 +247,7 @@ class CaptureRecord(Record):
     wrapper: WrapperRecord | None = None
 
     def check_contents(self) -> None:
-        """Refuse graphs with invalid indices.
-
-        Raises:
-            RecordError: Names the first such index by its path.
-        """
+        """Refuse graphs with invalid indices."""
         check_graphs(self.graphs)
 
     @property

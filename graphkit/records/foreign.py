@@ -55,11 +55,7 @@ class ForeignRecord(Record):
         return "cuda"
 
     def check_contents(self) -> None:
-        """Refuse invalid graphs and graphs of a process that is not listed.
-
-        Raises:
-            RecordError: Names the first of them by its path.
-        """
+        """Refuse invalid graphs and graphs of a process that is not listed."""
         check_graphs(self.graphs)
         for position, graph in enumerate(self.graphs):
             if graph.process >= len(self.processes):

@@ -121,11 +121,7 @@ class GraphRecord(Record):
         return Timeline.from_nodes(self.nodes)
 
     def check_contents(self) -> None:
-        """Refuse indices that refer to no node, and nodes that are nested wrongly or too deeply.
-
-        Raises:
-            RecordError: Names the first of them by its path.
-        """
+        """Refuse indices that refer to no node, and nodes that are nested wrongly or too deeply."""
         self._check_nodes()
         num_nodes = len(self.nodes)
         for position, edge in enumerate(self.edges):
