@@ -21,13 +21,7 @@ from graphkit.cli.exits import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: Arguments after ``graphkit``; ``None`` selects those of the process.
-
-    Returns:
-        The exit code.
+    """Run one command, by default that of the process, and return its exit code.
 
     Raises:
         SystemExit: With code 2 for arguments that cannot be parsed, with 0 after ``--help``.

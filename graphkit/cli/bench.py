@@ -126,18 +126,8 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     return DONE
 
 
-def _measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> BenchReport:
-    """Measure steps with the options of ``graphkit bench``.
-
-    Args:
-        arguments: The parsed options.
-        group: Ranks that split the target; each measures the same steps.
-
-    Raises:
-        UsageError: Options contradict each other.
-        GraphkitError: A setting is refused, a folder cannot be loaded, a forward cannot be
-            captured, or the device has too little memory.
-    """
+def _measure(arguments: argparse.Namespace, group: RankGroup | None) -> BenchReport:
+    """Measure steps with the options of ``graphkit bench``."""
     import torch
 
     from graphkit.graphs import resolve_device

@@ -77,13 +77,10 @@ def signals_as_exceptions() -> Iterator[None]:
 
 @contextmanager
 def signals_as_exit(leave: Callable[[], None]) -> Iterator[None]:
-    """Let an event loop end on SIGINT or SIGTERM, and raise the signal's exception after the block.
+    """End an event loop by ``leave`` on SIGINT or SIGTERM, and raise the exception after the block.
 
     A callback of the loop could lose an exception that a signal handler raises in it. A second
     signal raises at once.
-
-    Args:
-        leave: Ends the loop; called in it.
     """
     received: list[int] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from graphkit.cli.options import (
     add_context_option,
     add_device_option,
 )
-from graphkit.cli.output import is_terminal, without_warnings
+from graphkit.cli.output import at_level, is_terminal
 from graphkit.cli.ranks import add_tp_option
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     on_result = print_result if is_jsonl else lambda *_: None
     display = stream_text if is_streamed else count_tokens
     # With --eager, steps without a graph are what was asked for.
-    expected = without_warnings("graphkit.runners.dispatch") if arguments.eager else nullcontext()
-    with expected:
+    expected = at_level("graphkit.runners.dispatch", logging.ERROR)
+    with expected if arguments.eager else nullcontext():
         record = complete(arguments, prompts, display, group, on_result)
     print_generated(record, as_json=arguments.json, is_printed=is_streamed or is_jsonl)
     return DONE

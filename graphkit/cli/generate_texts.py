@@ -53,11 +53,8 @@ class Prompt:
 def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[Prompt]:
     """Return the prompts of ``--prompt`` and ``--prompts``, at least one.
 
-    Without both, the prompt is stdin if it is piped, else the first line of a function.
-
-    Args:
-        texts: Prompts; ``-`` is stdin.
-        file: As for ``read_prompt_file``.
+    ``-`` is stdin. Without both, the prompt is stdin if it is piped, else the first line of a
+    function.
 
     Raises:
         UsageError: The file or stdin cannot be read, or stdin is asked for twice.
@@ -182,13 +179,7 @@ def print_result(prompt: Prompt, completion: Completion, times: Mapping[str, flo
 
 
 def print_generated(record: GenerateRecord, *, as_json: bool, is_printed: bool) -> None:
-    """Print the record, or the texts to stdout and the measurements to stderr.
-
-    Args:
-        record: The result.
-        as_json: If True, print the record as JSON and nothing else.
-        is_printed: True if the text is on stdout already.
-    """
+    """Print the record as JSON, or the texts that are not printed yet and the measurements."""
     if as_json:
         write_stdout(record.to_json())
         return

@@ -55,11 +55,7 @@ def open_models(
 ) -> OpenModels:
     """Load the models of --checkpoint, --shape or the reference model.
 
-    Args:
-        arguments: The parsed options.
-        group: Ranks that split the target.
-        quantize: Format of the weights of linear layers; ``None`` for the weights as they are.
-        adapts: Whether each step chooses its draft length if no --num-steps are given.
+    If ``adapts``, each step chooses its draft length unless --num-steps are given.
 
     Raises:
         UsageError: Options contradict each other, or the package transformers is missing.

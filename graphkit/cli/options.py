@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,11 +55,8 @@ def add_checkpoint_options(
 ) -> None:
     """Declare --checkpoint, and the options that say how models are loaded and speculate.
 
-    Args:
-        parser: The parser of the command.
-        instead_of: What the command runs without --checkpoint.
-        among: Group of alternatives that --checkpoint is one of, if any.
-        compares: Whether the command compares several formats of the weights.
+    --checkpoint is one of the alternatives ``among``, if any. A command that ``compares`` takes
+    several formats of the weights.
     """
     (among or parser).add_argument(
         "--checkpoint", type=Path, metavar="DIR",
@@ -142,11 +140,7 @@ def add_target_options(
 ) -> None:
     """Declare TARGET or --checkpoint, --mode, --batch-sizes and --device.
 
-    Args:
-        parser: The parser of the command.
-        default_sizes: What the command captures without --batch-sizes.
-        metavar: Name of the argument TARGET in the help.
-        record: Description of the file that the command takes instead of a TARGET, if it does.
+    ``record`` describes the file that the command takes instead of a TARGET, if it does.
     """
     modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
     parser.add_argument(
@@ -243,14 +237,5 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def exists(path: Path) -> bool:
-    """Return True if the path names something that can be found."""
-    try:
-        return path.exists()
-    except OSError:  # such as a name that is too long
-        return False
-
-
-def is_folder(path: Path) -> bool:
-    """Return True if the path names a folder that can be found."""
-    return exists(path) and path.is_dir()
+exists, is_folder = os.path.exists, os.path.isdir
+"""Unlike the methods of ``Path``, false for a name that the system refuses, such as a long one."""

@@ -37,9 +37,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 def print_result(result: RenderableType, *, has_styles: bool = True) -> None:
     """Print the result of a command to stdout; a string is printed unchanged.
 
-    Args:
-        result: The result.
-        has_styles: False prints neither colours nor bold text, also on a terminal.
+    Without ``has_styles``, neither colours nor bold text are printed.
 
     Raises:
         UsageError: As for ``write_stdout``.
@@ -69,11 +67,9 @@ def write_stdout(text: str) -> None:
 
 
 def print_message(message: RenderableType, *, starts_line: bool = False) -> None:
-    """Print to stderr; dropped if stderr is closed.
+    """Print to stderr, on a terminal after the end of the present line if ``starts_line``.
 
-    Args:
-        message: Anything that is not the result of the command.
-        starts_line: On a terminal, end the present line first.
+    The message is dropped if stderr is closed.
     """
     if sys.stderr is None or _silent:
         return
@@ -87,33 +83,29 @@ def print_message(message: RenderableType, *, starts_line: bool = False) -> None
 def log_to_stderr(verbosity: int) -> Iterator[None]:
     """Print what the logger ``graphkit`` receives in the block, a line per entry.
 
-    Args:
-        verbosity: 0 prints warnings and errors, 1 also what is of interest, 2 everything.
+    Verbosity 0 prints warnings and errors, 1 also what is of interest, 2 everything.
     """
     logger, handler = logging.getLogger("graphkit"), _MessageHandler()
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     handler.setLevel(level)
-    level_before = logger.level
-    if verbosity:
-        logger.setLevel(level)
     logger.addHandler(handler)
     try:
-        yield
+        with at_level("graphkit", level if verbosity else logger.level):
+            yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level_before)
 
 
 @contextmanager
-def without_warnings(name: str) -> Iterator[None]:
-    """Drop what the logger ``name`` receives in the block, except errors."""
+def at_level(name: str, level: int) -> Iterator[None]:
+    """Drop what the logger ``name`` receives in the block below a level."""
     logger = logging.getLogger(name)
-    level_before = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level_before)
+        logger.setLevel(before)
 
 
 class _MessageHandler(logging.Handler):

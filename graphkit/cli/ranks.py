@@ -50,8 +50,7 @@ def add_tp_option(parser: argparse.ArgumentParser, command: Command) -> None:
 def _run_on_ranks(command: Command, arguments: argparse.Namespace) -> int:
     """Run a command on this rank, with the group of all ranks or ``None`` for ``--tp 1``.
 
-    Returns:
-        The exit code: the largest of all ranks.
+    The exit code is the largest of all ranks.
 
     Raises:
         UsageError: torchrun did not start as many processes as ``--tp`` says, or ``--one-shot`` is

@@ -42,14 +42,7 @@ def complete(
     group: RankGroup | None = None,
     on_result: OnResult = lambda *_: None,
 ) -> GenerateRecord:
-    """Continue prompts with the options of ``graphkit generate``.
-
-    Args:
-        arguments: The parsed options.
-        prompts: At least one; bytes that are not UTF-8 are lone surrogates.
-        display: Shows the text as it is generated.
-        group: Ranks that split the target; the others call ``follow``.
-        on_result: Takes each completion as soon as it ends, with its prompt and its times.
+    """Continue prompts with the options of ``graphkit generate``; other ranks call ``follow``.
 
     Raises:
         UsageError: A prompt or the context is too long, or a prompt cannot be used.

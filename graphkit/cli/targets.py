@@ -40,11 +40,7 @@ _LARGEST_BATCH = 8
 class TargetSelection:
     """A TARGET with the modes, sizes and device that a command selects.
 
-    Attributes:
-        target: The TARGET.
-        modes: Modes to capture; ``None`` for all that it has.
-        batch_sizes: Sizes to capture; ``None`` for the command's default.
-        device: ``cpu`` or ``cuda``.
+    No modes are all that it has, no sizes the default of the command.
     """
 
     target: CaptureTarget
@@ -60,10 +56,6 @@ class TargetSelection:
 
 def select_target(arguments: argparse.Namespace, group: RankGroup | None = None) -> TargetSelection:
     """Import a TARGET, or load a folder, and resolve the options of ``add_target_options``.
-
-    Args:
-        arguments: The parsed options.
-        group: Ranks that run the TARGET.
 
     Raises:
         UsageError: Options contradict each other.
@@ -92,27 +84,21 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
         why = "applies to a --checkpoint: a TARGET has its own settings."
         refuse_options(arguments, FOLDER_OPTIONS, why)
         name = arguments.target or _REFERENCE
-        if name != _REFERENCE:
-            refuse_options(arguments, ("quantize", "row_invariant"), why)
-        if device.type == "cpu" and name == _REFERENCE:
-            use_one_thread()
         if name == _REFERENCE:
+            if device.type == "cpu":
+                use_one_thread()
             target = import_models().reference_target(
                 str(device), quantize=arguments.quantize, group=group,
                 row_invariant=arguments.row_invariant,
             )  # fmt: skip
         else:
+            refuse_options(arguments, ("quantize", "row_invariant"), why)
             target = locate(name, str(device), group)
     return TargetSelection(target, modes, arguments.batch_sizes, str(device))
 
 
 def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] | None) -> None:
-    """Print to stderr what the command is about to do.
-
-    Args:
-        verb: Such as ``capturing``.
-        selection: The modes and the device.
-        batch_sizes: The sizes; ``None`` for those that the target names.
+    """Print what the command is about to do; ``None`` stands for the sizes of the target.
 
     Raises:
         ConfigError: The target cannot have these sizes.
@@ -134,11 +120,7 @@ def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] |
 
 
 def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRecord:
-    """Capture a selection, with progress on stderr.
-
-    Args:
-        selection: What to capture.
-        inspect: If True, the record also holds the nodes of each graph.
+    """Capture a selection, with progress on stderr; ``inspect`` for the nodes of each graph, too.
 
     Raises:
         CaptureError: A forward cannot be captured.

@@ -106,13 +106,8 @@ class MeasuredEngine:
     """An engine whose batch is full of requests that do not end. Captures it and warms it up.
 
     Each measurement starts the requests again. The n-th steps of all variants are therefore at the
-    same place of the same texts, if prompts and warm-ups are equal. The caller closes the engine.
-
-    Args:
-        engine: A new engine for as many requests as there are prompts.
-        variant: How the engine runs its steps.
-        prompts: Token ids of each prompt.
-        warm_up_steps: Steps before each measurement, at least ``variant.steps_in_flight``.
+    same place of the same texts, if prompts and warm-ups are equal. The caller closes the
+    engine. There are at least ``variant.steps_in_flight`` steps of warm-up.
     """
 
     def __init__(
@@ -165,7 +160,9 @@ class MeasuredEngine:
         """
         self._restart()
         self._engine.runners[0].backend.wait_for_device()
-        return BareStep(self._runner(), self._rows())
+        (runner,) = self._engine.runners
+        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
+        return BareStep(runner, [request.row for request in self._requests])
 
     def _seconds(self) -> tuple[float, float]:
         """Return times of plain decoding and of all steps so far."""
@@ -214,11 +211,3 @@ class MeasuredEngine:
         sampling = SamplingParams(max_new_tokens=self._engine.context_limit)
         self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
         self._advance(self._warm_up_steps - self._variant.steps_ahead)
-
-    def _runner(self) -> SpecStepRunner:
-        (runner,) = self._engine.runners
-        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
-        return runner
-
-    def _rows(self) -> list[int]:
-        return [request.row for request in self._requests]

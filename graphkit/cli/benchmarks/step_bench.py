@@ -68,15 +68,9 @@ class StepBench:
         notes: Mapping[str, str],
         progress: Progress = lambda *_: None,
     ) -> BenchReport:
-        """Measure every batch size.
+        """Measure every batch size; ``notes`` are further settings of the report.
 
         On CUDA, the report also has the bare step and its bound.
-
-        Args:
-            name: Name of the report.
-            batch_sizes: Requests that run at the same time.
-            notes: Further settings of the report.
-            progress: Called before each act.
 
         Raises:
             CaptureError: A forward cannot be captured.
@@ -247,10 +241,7 @@ def longest_path(spec: SpecConfig) -> int:
 def pieces(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
     """Return ``count`` pieces of a text, each of ``length`` tokens, at different places of it.
 
-    Args:
-        ids: Token ids of the text, at least one; a text that is too short is repeated.
-        count: Number of pieces.
-        length: Tokens of each piece.
+    A text that is too short is repeated; it has at least one token.
     """
     text = list(ids) * -(-(length + count) // len(ids))
     distance = (len(text) - length) // count

@@ -94,11 +94,7 @@ class BareStep:
     def expert_bytes(self, modules: Sequence[nn.Module], steps: int) -> float:
         """Return the bytes of the experts that a step reads, those of a forward once.
 
-        The step is captured again for that, with nodes that count.
-
-        Args:
-            modules: The experts of the models.
-            steps: Replays whose mean is returned.
+        The step is captured again for that, with nodes that count, and replayed ``steps`` times.
         """
         with counting_experts(modules) as counted:
             options = replace(self._step.context.options, is_greedy=True)
@@ -170,13 +166,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def _draft_bytes(draft: nn.Module | None, head: int, num_steps: int) -> int:
-    """Return the bytes that all draft steps read.
-
-    Args:
-        draft: The draft model, if any.
-        head: Bytes of the target's output head.
-        num_steps: Number of draft steps.
-    """
+    """Return the bytes that all draft steps read; ``head`` are those of the target's head."""
     shared = 0 if hasattr(draft, "lm_head") else head
     match draft:
         case None:
