@@ -23,9 +23,10 @@ from graphkit.records import (
     require_graphs,
 )
 from graphkit.views.html import html_text
-from graphkit.views.pages import GraphGroup, memory_page
 from graphkit.views.pages.comparison import diff_page
 from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.memory import memory_page
+from graphkit.views.pages.page_model import GraphGroup
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.text.audit import audit_view
 from graphkit.views.text.bench import bench_view
@@ -57,12 +58,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A record and the graphs of it to write.
-
-    Attributes:
-        record: Of any kind.
-        mode, batch_size: Selects graphs of this mode and size; ``None`` selects all.
-    """
+    """A record and the graphs of it to write: of a mode and a size, or without those all."""
 
     record: Record
     mode: str | None = None
@@ -116,12 +112,11 @@ def _view(export: Export) -> RenderableType:
 
 def _graph_view(named: NamedGraph) -> RenderableType:
     """Return the page of a graph and, closed, the page of its memory."""
-    graph = named[1]
-    page = graph_page(GraphGroup((named,)), 0)
-    shown = page_view(page, is_expanded=len(graph.nodes) < LARGE)
-    if graph.memory is None:
+    group = GraphGroup((named,))
+    shown = page_view(graph_page(group, 0), is_expanded=len(named[1].nodes) < LARGE)
+    if named[1].memory is None:
         return shown
-    return Group(shown, "", page_view(memory_page(GraphGroup((named,)), 0), is_expanded=False))
+    return Group(shown, "", page_view(memory_page(group, 0), is_expanded=False))
 
 
 def offline(svg: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -76,29 +76,29 @@ def nodes_in_modules(record: GraphRecord) -> list[NodeInModules]:
     A node without a module belongs to the root; inside a child graph or body, to the module of
     the node that contains it.
     """
-    modules: dict[int, str] = {}
-    for node in record.nodes:
-        inherited = "" if node.parent is None else modules.get(node.parent, "")
-        modules[node.index] = node.module or inherited
-    names = (modules[node.index].split(".") for node in record.nodes)
-    around = zip(node_phases(record), names, record.nodes, strict=True)
-    return [(tuple(filter(None, (phase, *path))), node) for phase, path, node in around]
+    modules = _or_around(record, lambda node: node.module)
+    around = zip(node_phases(record), modules, record.nodes, strict=True)
+    return [(tuple(filter(None, (p, *module.split(".")))), node) for p, module, node in around]
 
 
 def node_phases(record: GraphRecord) -> list[str]:
     """Return the phase of each node; empty outside of phases, and in graphs of other modes."""
-    phases: dict[int, str] = {}
+    return _or_around(record, _phase if record.mode == _STEP else lambda _node: "")
+
+
+def _or_around(record: GraphRecord, name_of: Callable[[Node], str]) -> list[str]:
+    """Return the name of each node, or of the node around it if it has none."""
+    names: dict[int, str] = {}
     for node in record.nodes:
-        inherited = "" if node.parent is None else phases.get(node.parent, "")
-        phases[node.index] = (_phase(node) if record.mode == _STEP else "") or inherited
-    return [phases[node.index] for node in record.nodes]
+        around = "" if node.parent is None else names.get(node.parent, "")
+        names[node.index] = name_of(node) or around
+    return [names[node.index] for node in record.nodes]
 
 
 def shortened(branch: Branch) -> tuple[str, Branch]:
-    """Join a module with the modules that are each the only content of the one around it.
+    """Join a module with those that are each the only content of the one around it.
 
-    Returns:
-        The joined name, and the innermost of those modules.
+    Returns the joined name, and the innermost module.
     """
     name = branch.name
     while not branch.nodes and len(branch.children) == 1:

@@ -16,14 +16,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SourceCode:
-    """A line of a file and the lines around it.
-
-    Attributes:
-        path: The file that was found; empty without one.
-        lines: Numbers and texts of lines, in order.
-        line: Number of the line that made the node.
-        problem: Reason why there are no lines, or an empty string.
-    """
+    """A line of a file and the lines around it, with their numbers, or why there are none."""
 
     path: str = ""
     lines: tuple[tuple[int, str], ...] = ()

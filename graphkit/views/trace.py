@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.module_tree import nodes_in_modules
@@ -19,15 +18,8 @@ _LIMIT_NS = 1 << 50
 """Times from here on, 13 days, are invalid: as microseconds, doubles hold no single nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The time of a node.
-
-    Attributes:
-        node: The node.
-        begin, end: Its time; in ns.
-        modules: Names of the modules around it, outermost first.
-    """
+class _Span(NamedTuple):
+    """A node with its time in ns, and the names of the modules around it, outermost first."""
 
     node: Node
     begin: int
@@ -124,11 +116,7 @@ def _name(what: str, process: int, track: int, name: str) -> Event:
 
 
 def free_lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
-    """Return for each span the first lane, from 1, that is free when it begins.
-
-    Args:
-        spans: Begin and end of each, in the order of their begins.
-    """
+    """Return for each span, by begin, the first lane, from 1, that is free when it begins."""
     ends: list[float] = []
     lanes = []
     for begin, end in spans:

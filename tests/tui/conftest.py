@@ -302,7 +302,7 @@ class Driver:
 
     async def restart(self, record):
         """Show the first page of a record, without a new app."""
-        from graphkit.views.pages import first_page
+        from graphkit.views.pages.initial import first_page
         from graphkit.views.tui.listing import Listing
 
         if self.app.focused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graphkit.views.pages import Column, Page, Row
+from graphkit.views.pages.page_model import Column, Page, Row
 from graphkit.views.tui.listing import Listing, ViewState, matcher
 
 COLUMNS = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Argument, Edge, Mismatch, Node, Pointer
-from graphkit.views.pages import initial_pages
+from graphkit.views.pages.initial import initial_pages
 from graphkit.views.tui.listing import Listing
 
 

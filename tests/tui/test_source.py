@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.views.pages import node_page
+from graphkit.views.pages.node import node_page
 
 CODE = """\
 import torch

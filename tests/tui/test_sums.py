@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.pages import GraphGroup, graph_page, kernels_page, timeline_page
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.kernels import kernels_page
+from graphkit.views.pages.page_model import GraphGroup
+from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.tui.listing import Listing
 
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from graphkit.records import Node
 from graphkit.views.formatting import plain
-from graphkit.views.pages import Column, Page, Row, Siblings
+from graphkit.views.pages.page_model import Column, Page, Row, Siblings
 from graphkit.views.text.page import GAP, ColumnSpan, align_cells, clip, fit, widest
 from graphkit.views.tui.listing import Listing, ViewState
 from graphkit.views.tui.texts import common_module, fold, pack, place_line

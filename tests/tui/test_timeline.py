@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from graphkit.records import Node
-from graphkit.views.pages import GraphGroup, timeline_page
+from graphkit.views.pages.page_model import GraphGroup
+from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.tui.listing import Listing
 
 TIMES = {

@@ -55,9 +55,7 @@ def _changes(
 def _sources(record: GraphRecord, shared: Mapping[int, int]) -> _Sources:
     """Return the shared nodes that each shared node waits for.
 
-    Args:
-        record: One of the graphs.
-        shared: The index in ``after`` of each shared node, by its index in ``record``.
+    ``shared`` has the index in ``after`` of each one by its index in ``record``.
     """
     incoming: _Sources = defaultdict(dict)
     for edge in record.edges:
@@ -91,10 +89,6 @@ def diff_graphs(before: GraphRecord, after: GraphRecord) -> GraphDiff:
 
     Pointers are compared by the memory that they point to. Durations of single nodes and source
     lines are not compared.
-
-    Args:
-        before: A graph.
-        after: The graph to compare with it.
     """
     pairs = pair_nodes(before.nodes, after.nodes)
     added = _unpaired(after, {node.index for _, node in pairs})

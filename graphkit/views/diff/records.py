@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from graphkit.records import (
     CaptureRecord,
@@ -29,21 +29,11 @@ _Sizes = dict[str, tuple[str, SizeRecord]]
 """Mode and size record, by the name ``MODE SIZE``."""
 _Key = Callable[[GraphRecord], Hashable]
 _LINE_NUMBER = re.compile(r":\d+")
+_Matched = tuple[
+    list[tuple[GraphRecord, GraphRecord]], Sequence[GraphRecord], Sequence[GraphRecord]
+]
+"""Graphs that match, in the order of the record after, and those of either record without one."""
 _METRICS = ("num_tokens", "num_nodes", "capture_ms", "pool_bytes", "replay_us", "eager_us")
-
-
-@dataclass(frozen=True, slots=True)
-class _MatchedGraphs:
-    """Graphs of two records.
-
-    Attributes:
-        pairs: Graphs that match, in the order of the record after.
-        only_before, only_after: Graphs without a match.
-    """
-
-    pairs: tuple[tuple[GraphRecord, GraphRecord], ...]
-    only_before: tuple[GraphRecord, ...] = ()
-    only_after: tuple[GraphRecord, ...] = ()
 
 
 def diff_records(before: Record, after: Record) -> DiffRecord:
@@ -56,22 +46,22 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
         RecordError: A record is of a kind that holds no graphs.
     """
     old, new = require_graphs(before), require_graphs(after)
-    matched = _matched(old, new)
+    pairs, only_old, only_new = _matched(old, new)
     old_sizes, new_sizes = _sizes(old), _sizes(new)
     return DiffRecord(
         before=old.title,
         after=new.title,
         environment=tuple(field_changes(_environment(old), _environment(new))),
         sizes=tuple(_size_diffs(old_sizes, new_sizes)),
-        graphs=tuple(diff_graphs(*pair) for pair in matched.pairs),
-        only_before=_names_only_in(old_sizes, new_sizes, matched.only_before),
-        only_after=_names_only_in(new_sizes, old_sizes, matched.only_after),
+        graphs=tuple(diff_graphs(*pair) for pair in pairs),
+        only_before=_names_only_in(old_sizes, new_sizes, only_old),
+        only_after=_names_only_in(new_sizes, old_sizes, only_new),
     )
 
 
-def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _MatchedGraphs:
+def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _Matched:
     if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
-        return _MatchedGraphs(((before, after),))
+        return [(before, after)], (), ()
     return _match_graphs(before.graphs, after.graphs)
 
 
@@ -96,16 +86,14 @@ def _metrics(size: SizeRecord) -> dict[str, float | None]:
     return {name: getattr(size, name) for name in _METRICS}
 
 
-def _names_only_in(
-    sizes: _Sizes, others: _Sizes, graphs: tuple[GraphRecord, ...]
-) -> tuple[str, ...]:
+def _names_only_in(sizes: _Sizes, others: _Sizes, graphs: Sequence[GraphRecord]) -> tuple[str, ...]:
     """Return the names of sizes and graphs, or ``nodes of`` a size that the other record has."""
     only_sizes = [name for name in sizes if name not in others]
     only_graphs = [f"nodes of {g.name}" if g.name in others else g.name for g in graphs]
     return tuple(dict.fromkeys([*only_sizes, *only_graphs]))
 
 
-def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> _MatchedGraphs:
+def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> _Matched:
     """Match the graphs of runners by mode and size.
 
     Match other graphs by name and line; the rest by name, then by file and function without the
@@ -117,8 +105,8 @@ def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -
         for i, j in _matches(left, right, key):
             matches[j] = i
             del left[i], right[j]
-    pairs = tuple((before[matches[j]], after[j]) for j in sorted(matches))
-    return _MatchedGraphs(pairs, tuple(left.values()), tuple(right.values()))
+    pairs = [(before[matches[j]], after[j]) for j in sorted(matches)]
+    return pairs, [*left.values()], [*right.values()]
 
 
 def _matches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from graphkit.records import FieldChange, Node, NodeChange, count_of
 from graphkit.views.diff.nodes import NAME_FIELDS, moved
@@ -97,31 +97,31 @@ def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
         if not change.field.startswith(_ARGUMENT) and change.field != "module":
             field = "edge" if change.field.startswith("edge ") else change.field
             by_field.setdefault(field, []).append((node.name, _values(change)))
-    for field, changes in by_field.items():
-        counts = Counter(values for _, values in changes)
-        shown = dict(_values_to_show(counts))
-        for values, number in shown.items():
-            kernels = _kernels(name for name, change in changes if change == values)
-            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')} of {kernels}"
-        kernels = _kernels(name for name, change in changes if change not in shown)
-        if kernels:
-            rest = _rest(counts.total() - sum(shown.values()), is_more=bool(shown))
-            yield f"{field} differs in {rest} of {kernels}"
+    return _spelled_out(by_field, lambda names: f" of {_kernels(names)}")
 
 
 def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
-    by_field: dict[str, Counter[_Values]] = {}
+    by_field: dict[str, list[_Change]] = {}
     for node, change in _without_replaced(changed):
         if change.field.startswith(_ARGUMENT):
             field = f"{change.field} of {node.name}:"
-            by_field.setdefault(field, Counter())[_values(change)] += 1
-    for field, counts in by_field.items():
-        shown = dict(_values_to_show(counts))
+            by_field.setdefault(field, []).append((node.name, _values(change)))
+    return _spelled_out(by_field, lambda _names: "")
+
+
+def _spelled_out(
+    by_field: Mapping[str, Sequence[_Change]], of_kernels: Callable[[Sequence[str]], str]
+) -> Iterator[str]:
+    """Yield a sentence for each change of a field to show, and one that counts the others."""
+    for field, changes in by_field.items():
+        shown = dict(_values_to_show(Counter(values for _, values in changes)))
         for values, number in shown.items():
-            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')}"
-        rest = counts.total() - sum(shown.values())
+            kernels = of_kernels([name for name, change in changes if change == values])
+            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')}{kernels}"
+        rest = [name for name, change in changes if change not in shown]
         if rest:
-            yield f"{field} differs in {_rest(rest, is_more=bool(shown))}"
+            nodes = count_of(len(rest), "more node" if shown else "node")
+            yield f"{field} differs in {nodes}{of_kernels(rest)}"
 
 
 def _without_replaced(
@@ -142,10 +142,6 @@ def _values_to_show(counts: Counter[_Values]) -> Iterator[tuple[_Values, int]]:
     for values, number in counts.most_common(_MAX_VALUES):
         if number >= fewest and max(map(len, values)) <= _MAX_LENGTH:
             yield values, number
-
-
-def _rest(number: int, *, is_more: bool) -> str:
-    return f"{number:,} {'more ' * is_more}{'node' if number == 1 else 'nodes'}"
 
 
 def _kernels(names: Iterable[str]) -> str:

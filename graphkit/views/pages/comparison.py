@@ -43,13 +43,7 @@ def comparison_link(group: GraphGroup, index: int) -> Link:
 
 
 def comparison_page(group: GraphGroup, index: int, other: int) -> Page:
-    """Return what changed to a graph from one of the other graphs.
-
-    Args:
-        group: The graphs.
-        index: Index of the graph.
-        other: Index among the other graphs.
-    """
+    """Return what changed to a graph from another one, the graph ``other`` of the others."""
     others = [graph for at, graph in enumerate(group.graphs) if at != index]
     (title_before, before), (title, after) = others[other], group.graphs[index]
     diff = diff_graphs(before, after)

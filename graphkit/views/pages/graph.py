@@ -21,7 +21,7 @@ from graphkit.views.module_tree import (
     source_cell,
     total_us,
 )
-from graphkit.views.pages.node import node_note, page_by_index
+from graphkit.views.pages.node import node_row
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 
 _OPEN_ROWS = 16
@@ -51,7 +51,6 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     return group.page(
         index,
         graph_page,
-        title=title,
         crumb=_crumb(title, graph),
         facts=tuple(graph_facts(graph)),
         columns=tree.columns,
@@ -133,14 +132,8 @@ class _Tree:
         )
 
     def _node(self, node: Node) -> Row:
-        return Row(
-            key=f"#{node.index}",
-            values=self._values(_name(node), [node], node.duration_us, node),
-            note=node_note(node),
-            links={"open": partial(page_by_index, self._graph, node.index)},
-            nodes=(node,),
-            part=self._parts[node.index],
-        )
+        values = self._values(_name(node), [node], node.duration_us, node)
+        return node_row(self._graph, node, values, self._parts[node.index])
 
     def _part(self, nodes: Iterable[Node]) -> str:
         parts = {self._parts[node.index] for node in nodes}

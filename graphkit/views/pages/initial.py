@@ -57,13 +57,10 @@ def initial_pages(
     batch_size: int | None = None,
     by: str = "module",
 ) -> tuple[Page, ...]:
-    """Return the page of the whole record, followed by the selected graph's.
+    """Return the page of the whole record, followed by that of the first selected graph.
 
-    Args:
-        record: A record of a capture, of a foreign program or of a graph.
-        mode: Selects the first graph of this mode, or the graph of this name.
-        batch_size: Selects the first graph of this size.
-        by: How to show the selected graph, or the first one: a key of ``PAGES_BY``.
+    Mode and size select it as in ``select_graphs``; ``by``, a key of ``PAGES_BY``, says how to show
+    it, or the first graph.
 
     Raises:
         ConfigError: The record has no such mode or size.

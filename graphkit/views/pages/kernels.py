@@ -9,7 +9,7 @@ from functools import partial
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import any_layer, total_us
-from graphkit.views.pages.node import node_note, page_by_index
+from graphkit.views.pages.node import node_row
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 
 _COLUMNS = (
@@ -40,14 +40,13 @@ def kernels_page(group: GraphGroup, index: int) -> Page:
     a node that reads a part of a tensor counts all of it. GB/s are these bytes per time, and empty
     where no memory is as fast.
     """
-    title, graph = group.graphs[index]
+    graph = group.graphs[index][1]
     costs = _Costs(graph.nodes)
     by_kernel = _groups(graph.nodes, lambda node: (node.kind, node.short_name))
     return group.page(
         index,
         kernels_page,
-        here={"kernels": "this page shows the kernels"},
-        title=f"kernels of {title}",
+        key="kernels",
         crumb="kernels",
         facts=(
             ("kernels", f"{len(by_kernel):,}, in {count_of(len(graph.nodes), 'node')}"),
@@ -87,14 +86,7 @@ def _modules(graph: GraphRecord, modules: Iterable[Sequence[Node]], costs: _Cost
 
 
 def _nodes(graph: GraphRecord, nodes: Iterable[Node], costs: _Costs) -> Iterator[Row]:
-    for node in nodes:
-        yield Row(
-            key=f"#{node.index}",
-            values=costs.values(f"#{node.index}", [node]),
-            note=node_note(node),
-            links={"open": partial(page_by_index, graph, node.index)},
-            nodes=(node,),
-        )
+    return (node_row(graph, node, costs.values(f"#{node.index}", [node])) for node in nodes)
 
 
 class _Costs:
@@ -134,8 +126,7 @@ def addressed_bytes(nodes: Sequence[Node]) -> int | None:
     is an upper bound of the distinct bytes that it reads and writes. Within a node, bytes that
     several arguments point to count once, even if the node reads and writes them.
 
-    Returns:
-        ``None`` if a node has no pointers, or if the size behind one of them is not in the record.
+    ``None`` if a node has no pointers, or if the size behind one of them is not in the record.
     """
     by_node = [_node_bytes(node) for node in nodes]
     known = [num_bytes for num_bytes in by_node if num_bytes is not None]

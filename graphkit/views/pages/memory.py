@@ -53,12 +53,11 @@ def memory_link(group: GraphGroup, index: int) -> Link:
 
 def memory_page(group: GraphGroup, index: int) -> Page:
     """Return the segments of memory, and in each the targets of the nodes' pointers."""
-    title, graph = group.graphs[index]
+    graph = group.graphs[index][1]
     return group.page(
         index,
         memory_page,
-        here={"memory": "this page shows the memory"},
-        title=f"memory of {title}",
+        key="memory",
         crumb="memory",
         facts=tuple(_facts(graph)),
         columns=_COLUMNS,

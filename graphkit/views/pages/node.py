@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer, extent
 from graphkit.views.formatting import size, us
@@ -28,6 +29,18 @@ def node_note(node: Node) -> str:
     op = node.op if node.op != node.name else ""
     note = (f"#{node.index}", node.module, op, node.source, node.name)
     return " · ".join(filter(None, note))
+
+
+def node_row(graph: GraphRecord, node: Node, values: tuple[Any, ...], part: str = "") -> Row:
+    """Return the row of a node on a page of its graph, which leads to the page of the node."""
+    return Row(
+        key=f"#{node.index}",
+        values=values,
+        note=node_note(node),
+        links={"open": partial(page_by_index, graph, node.index)},
+        nodes=(node,),
+        part=part,
+    )
 
 
 def page_by_index(graph: GraphRecord, index: int) -> Page:

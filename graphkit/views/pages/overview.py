@@ -106,12 +106,6 @@ def _remarks(mode: ModeRecord) -> Iterator[str]:
         yield f"fell back {count_of(count, 'time')}: {reason}"
 
 
-def _rows(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]) -> Iterator[Row]:
-    yield from _size_rows(mode, record, groups)
-    for loop in mode.loops:
-        yield _loop_row(loop, f"{mode.mode} {loop.kind} loop")
-
-
 def _loop_row(loop: LoopRecord, key: str) -> Row:
     """Return the composition of a loop, as rows inside of rows."""
 
@@ -136,9 +130,8 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
     return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, compared)
 
 
-def _size_rows(
-    mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]
-) -> Iterator[Row]:
+def _rows(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]) -> Iterator[Row]:
+    """Yield the sizes of a mode, and below them its loops."""
     for captured in mode.sizes:
         replays = mode.stats.replays_by_size.get(captured.batch_size, 0) if mode.stats else None
         yield Row(
@@ -151,6 +144,8 @@ def _size_rows(
             note=f"{mode.mode} {'; '.join((_checked(captured), *_remarks(mode)))}",
             links=_links(record, mode, captured, groups),
         )  # fmt: skip
+    for loop in mode.loops:
+        yield _loop_row(loop, f"{mode.mode} {loop.kind} loop")
 
 
 def _checked(captured: SizeRecord) -> str:

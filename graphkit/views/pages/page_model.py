@@ -79,13 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Siblings:
-    """Pages of the same kind, such as the other sizes of a mode.
-
-    Attributes:
-        count: Number of pages, this one included.
-        index: Index of this page.
-        make: Makes the page of an index.
-    """
+    """Pages of the same kind, such as the sizes of a mode: how many, which one, how to make it."""
 
     count: int
     index: int
@@ -167,19 +161,21 @@ class GraphGroup:
         index: int,
         make: Callable[[GraphGroup, int], Page],
         *,
-        here: Mapping[str, Link] | None = None,
+        key: str = "",
+        crumb: str,
         **facts: Any,
     ) -> Page:
         """Return a page of a graph, with links to its other pages.
 
-        Args:
-            index: Index of the graph.
-            make: Makes the same page of another graph of the group.
-            here: Links that differ on this page.
-            facts: Further attributes of the page.
+        ``make`` makes the same page of another graph of the group. ``key`` is the name of the link
+        to this page, if others have one; ``crumb`` then says what it shows.
         """
+        here = {key: f"this page shows the {crumb}"} if key else {}
+        title = f"{crumb} of {self.graphs[index][0]}" if key else self.graphs[index][0]
         return Page(
-            links={**self.links(index), **(here or {})},
+            title=title,
+            crumb=crumb,
+            links={**self.links(index), **here},
             siblings=Siblings(count=len(self.graphs), index=index, make=partial(make, self)),
             nodes=self.graphs[index][1].nodes,
             **facts,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.formatting import PROFILED, time_facts, us, within_one
 from graphkit.views.module_tree import node_parts, source_cell
-from graphkit.views.pages.node import node_note, page_by_index
+from graphkit.views.pages.node import node_row
 from graphkit.views.pages.page_model import Column, GraphGroup, Page, Row, count_column
 
 _WIDTH = 20
@@ -29,14 +28,13 @@ class Span(NamedTuple):
 
 def timeline_page(group: GraphGroup, index: int) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
-    title, graph = group.graphs[index]
+    graph = group.graphs[index][1]
     spans = replay_spans(graph)
     has_branches = any(span.branch for _, span in spans)
     return group.page(
         index,
         timeline_page,
-        here={"time": "this page shows the timeline"},
-        title=f"timeline of {title}",
+        key="time",
         crumb="timeline",
         facts=tuple(_facts(graph, spans)),
         columns=_columns(spans, has_branches=has_branches),
@@ -100,19 +98,12 @@ def _rows(
     parts = node_parts(graph)
     for node, span in spans:
         part = parts[node.index]
-        yield Row(
-            key=f"#{node.index}",
-            values=(
-                node.short_name, span.begin, node.duration_us, span.gap,
-                *([span.branch + 1] if has_branches else []), span,
-                source_cell([node]) or None, part or None,
-                node.module or None,
-            ),
-            note=node_note(node),
-            links={"open": partial(page_by_index, graph, node.index)},
-            nodes=(node,),
-            part=part,
+        values = (
+            node.short_name, span.begin, node.duration_us, span.gap,
+            *([span.branch + 1] if has_branches else []), span,
+            source_cell([node]) or None, part or None, node.module or None,
         )  # fmt: skip
+        yield node_row(graph, node, values, part)
 
 
 def node_branches(record: GraphRecord) -> list[int | None]:

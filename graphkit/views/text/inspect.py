@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
-from graphkit.views.pages import Page, buffers_page, first_page, memory_page
-from graphkit.views.pages.initial import PAGES_BY, graph_groups
+from graphkit.views.pages.initial import PAGES_BY, first_page, graph_groups
+from graphkit.views.pages.memory import buffers_page, memory_page
+from graphkit.views.pages.page_model import Page
 from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
 from graphkit.views.text.page import page_view
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -35,12 +36,7 @@ _ASCII_BAR = str.maketrans("█▉▊▋▌▍▎▏", "#### " + " " * 3)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A visible row.
-
-    Attributes:
-        row: The row.
-        parents: Keys of the rows around it, outermost first.
-    """
+    """A visible row, and the keys of the rows around it, outermost first."""
 
     row: Row
     parents: tuple[str, ...]
@@ -54,15 +50,7 @@ def flatten(
     order: Order = lambda rows: rows,
     parents: tuple[str, ...] = (),
 ) -> Iterator[Line]:
-    """Yield the rows, and after each open one the rows inside it.
-
-    Args:
-        rows: The rows of one parent.
-        is_open: True for a row whose children are visible.
-        is_kept: True for a row that is visible at all.
-        order: Sorts the rows of each parent.
-        parents: Keys of the rows around these, outermost first.
-    """
+    """Yield the rows to keep, in an order, and after each open one the rows inside it."""
     for row in order(rows):
         if is_kept(row):
             yield Line(row, parents)
@@ -83,12 +71,7 @@ def keys_around(lines: Iterable[Line]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpan:
-    """A column that fits.
-
-    Attributes:
-        index: Its index among the page's columns.
-        width: Its width in cells.
-    """
+    """A column that fits: its index among the page's columns, and its width in cells."""
 
     index: int
     width: int
@@ -99,12 +82,7 @@ def fit(columns: Sequence[Column], wanted: Sequence[int], room: int) -> tuple[Co
 
     Columns are left out by ``rank`` until the narrowest widths fit. Columns of rank 0 stay: if they
     need more than the line, the widest are narrowed. What is left widens the columns that were
-    narrow, in order, then the column with ``least``.
-
-    Args:
-        columns: All columns.
-        wanted: Width of the widest text of each column, in cells.
-        room: Width of the line, in cells.
+    narrow, in order, then the column with ``least``. ``wanted`` are the widths of the widest texts.
     """
     pairs = zip(columns, wanted, strict=True)
     full = [column.least or min(want, column.most) for column, want in pairs]
@@ -132,11 +110,13 @@ def widest(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def align_cells(
-    cells: Sequence[str], columns: Sequence[Column], spans: Sequence[ColumnSpan]
+    cells: Sequence[str] | Mapping[int, str],
+    columns: Sequence[Column],
+    spans: Sequence[ColumnSpan],
 ) -> Iterator[str]:
     """Yield the texts of a row, each padded or clipped to its column and followed by the gap.
 
-    The last text extends over the empty cells that follow it.
+    ``cells`` has them by index of the column. The last one extends over the empty cells after it.
     """
     last = max((n for n, span in enumerate(spans) if cells[span.index]), default=0)
     for n, span in enumerate(spans):
@@ -162,10 +142,8 @@ def clip(text: str, width: int) -> str:
 def page_view(page: Page, *, is_expanded: bool = True) -> RenderableType:
     """Return title, facts, table and notes of a page.
 
-    Args:
-        page: Any page.
-        is_expanded: Shows the rows inside every row, except inside runs of equal rows; if False,
-            inside those that the screen opens at first.
+    Shows the rows inside every row, except inside runs of equal rows; if not ``is_expanded``,
+    inside those that the screen opens at first.
     """
     table = _Table(page, is_expanded) if page.rows else Text(plain(page.empty))
     return Group(
@@ -215,17 +193,10 @@ class _Table:
         if rest and not self.page.columns[spans[last].index].is_number:  # over the empty cells
             spans = [*spans[:last], ColumnSpan(spans[last].index, spans[last].width + rest)]
         columns = [_wrapped(cells[span.index], span.width, console) for span in spans]
-        for number in range(max(map(len, columns))):
-            texts = []
-            for column, span in zip(columns, spans, strict=True):
-                text = column[number] if number < len(column) else ""
-                is_number = self.page.columns[span.index].is_number
-                texts.append(
-                    " " * (span.width - cell_len(text)) + text
-                    if is_number
-                    else set_cell_size(text, span.width)
-                )
-            yield (" " * GAP).join(texts).rstrip()
+        indices = [span.index for span in spans]
+        for texts in zip_longest(*columns, fillvalue=""):
+            line = dict(zip(indices, texts, strict=True))
+            yield "".join(align_cells(line, self.page.columns, spans)).rstrip()
 
 
 def _indented(cells: tuple[str, ...], line: Line) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from textual.binding import Binding
 
-from graphkit.views.pages import Column, Page, Row
+from graphkit.views.pages.page_model import Column, Page, Row
 
 _MOUSE = "select a row; twice: open; on a column name: sort"
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}

@@ -11,7 +11,7 @@ from typing import Any
 from graphkit.records import count_of
 from graphkit.views.formatting import plain, us
 from graphkit.views.module_tree import total_us
-from graphkit.views.pages import Column, Page, Row
+from graphkit.views.pages.page_model import Column, Page, Row
 from graphkit.views.text.page import Line, Order, flatten, keys_around
 
 _WORD = re.compile(r"\w+")

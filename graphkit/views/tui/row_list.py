@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from graphkit.views.pages import Column, Row
+from graphkit.views.pages.page_model import Column, Row
 from graphkit.views.text.page import GAP, TONES, ColumnSpan, align_cells, fit, widest
 from graphkit.views.tui.listing import Listing
 from graphkit.views.tui.texts import HEADING, SELECTED, heat_style, part_style

@@ -16,7 +16,8 @@ from textual.widgets import Footer, Input, Static
 from graphkit.records import RecordWithGraphs
 from graphkit.views.formatting import plain
 from graphkit.views.module_tree import source_sentence
-from graphkit.views.pages import Page, initial_pages
+from graphkit.views.pages.initial import initial_pages
+from graphkit.views.pages.page_model import Page
 from graphkit.views.source_code import source_line
 from graphkit.views.text.page import clip
 from graphkit.views.tui.keys import KEYS, help_page
@@ -50,12 +51,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
     """
 
     def __init__(self, pages: Sequence[Page], device: str = "") -> None:
-        """Show the last of the pages; the escape key goes back through the others.
-
-        Args:
-            pages: Each one leads to the next.
-            device: Name of the device of the record, for the first line.
-        """
+        """Show the last of the pages, each of which leads to the next; escape goes back."""
         super().__init__()
         self._device = plain(device)
         self._stack = [Listing(page) for page in pages]

@@ -24,7 +24,7 @@ from graphkit.records import (
 from graphkit.records.record import Real
 from graphkit.views import FORMATS, Export, diff_view, inspect_view
 from graphkit.views.diff import diff_records
-from graphkit.views.pages import node_page
+from graphkit.views.pages.node import node_page
 from graphkit.views.text.page import page_view
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))

@@ -17,7 +17,9 @@ from graphkit.records import CaptureRecord, GraphRecord, load_record
 from graphkit.views.formatting import plain
 from graphkit.views.html import html_text
 from graphkit.views.module_tree import node_parts
-from graphkit.views.pages import GraphGroup, kernels_page, node_page
+from graphkit.views.pages.kernels import kernels_page
+from graphkit.views.pages.node import node_page
+from graphkit.views.pages.page_model import GraphGroup
 from graphkit.views.pages.timeline import replay_spans
 from graphkit.views.selection import named_graphs, select_graphs
 from graphkit.views.text.page import flatten

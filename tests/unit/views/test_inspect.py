@@ -12,8 +12,8 @@ from rich.console import Console
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Node
 from graphkit.views import inspect_view
-from graphkit.views.pages import node_page
 from graphkit.views.pages.initial import PAGES_BY
+from graphkit.views.pages.node import node_page
 from graphkit.views.text.page import page_view
 
 

@@ -9,8 +9,9 @@ import pytest
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
 from graphkit.views.html import drawing
-from graphkit.views.pages import GraphGroup, kernels_page, timeline_page
-from graphkit.views.pages.kernels import addressed_bytes
+from graphkit.views.pages.kernels import addressed_bytes, kernels_page
+from graphkit.views.pages.page_model import GraphGroup
+from graphkit.views.pages.timeline import timeline_page
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from graphkit.records import Node, load_record
 from graphkit.views.module_tree import source_cell, source_sentence
-from graphkit.views.pages import graph_page
+from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.initial import graph_groups
 from graphkit.views.source_code import source_code, source_line
 from graphkit.views.text.page import page_view

@@ -12,10 +12,9 @@ from graphkit.views import capture_view, diff_view
 from graphkit.views.diff import diff_records
 from graphkit.views.formatting import time_facts, us
 from graphkit.views.html import drawing
-from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.initial import graph_groups
-from graphkit.views.pages.timeline import node_branches
+from graphkit.views.pages.initial import first_page, graph_groups
+from graphkit.views.pages.timeline import node_branches, timeline_page
 from graphkit.views.selection import named_graphs
 
 DATA = Path(__file__).parents[2] / "data"
