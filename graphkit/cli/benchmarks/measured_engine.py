@@ -160,9 +160,7 @@ class MeasuredEngine:
         """
         self._restart()
         self._engine.runners[0].backend.wait_for_device()
-        (runner,) = self._engine.runners
-        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
-        return BareStep(runner, [request.row for request in self._requests])
+        return BareStep(self._runner(), self._rows())
 
     def _seconds(self) -> tuple[float, float]:
         """Return times of plain decoding and of all steps so far."""
@@ -211,3 +209,11 @@ class MeasuredEngine:
         sampling = SamplingParams(max_new_tokens=self._engine.context_limit)
         self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
         self._advance(self._warm_up_steps - self._variant.steps_ahead)
+
+    def _runner(self) -> SpecStepRunner:
+        (runner,) = self._engine.runners
+        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
+        return runner
+
+    def _rows(self) -> list[int]:
+        return [request.row for request in self._requests]
