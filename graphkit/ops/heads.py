@@ -247,4 +247,7 @@ class ProjectedHeads(NamedTuple):
     ) -> torch.Tensor:
         """Store keys and values, and return queries, [T, N, D], by ``store_rotated_heads``."""
         scales = key_scale_M, value_scale_M
-        return store_rotated_heads(key_cache, value_cache, loc_T, *self[:9], *scales, *self[9:])
+        return store_rotated_heads(
+            key_cache, value_cache, loc_T, *self[:9], *scales, self.rotated_size, self.gated,
+            self.factor,
+        )  # fmt: skip
