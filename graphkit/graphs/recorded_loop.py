@@ -33,7 +33,7 @@ class RecordedLoop:
         again: torch.Tensor,
         body: torch.Tensor,
     ) -> None:
-        self._queue, self.poll, self.join = queue, queue.advance, queue.finish
+        self._queue = queue
         self.prologue, self._bodies, self._again, self._body = prologue, bodies, again, body
         self.output: Any = prologue.output
         self.num_nodes = prologue.num_nodes + sum(graph.num_nodes for graph in bodies)
@@ -44,6 +44,14 @@ class RecordedLoop:
     def replay(self) -> None:
         """Run the prologue, or let it wait for the end of the launches before."""
         self._queue.launch(self)
+
+    def poll(self) -> None:
+        """Run the next body of the oldest launch, if the launches have not ended."""
+        self._queue.advance()
+
+    def join(self) -> None:
+        """Complete the launches: work of the CPU runs at once."""
+        self._queue.finish()
 
     def pool_memory(self) -> list[PoolBlock]:
         """Return nothing: the memory belongs to the bodies."""

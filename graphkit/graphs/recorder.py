@@ -63,9 +63,6 @@ class RecorderBackend:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self._pool, self._queue = OutputPool(), LoopQueue()
-        # There are no streams: a loop runs to its end, or advances where the caller waits for it.
-        self.wait_for_replays = self.wait_for_device = self._queue.finish
-        self.check_device = self._queue.advance
 
     def on_any_rank(self, value: bool) -> bool:
         """Return the value: a ``RankGroup`` wraps this backend for several ranks."""
@@ -148,6 +145,18 @@ class RecorderBackend:
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""
+
+    def wait_for_replays(self) -> None:
+        """Complete running loops. There are no streams."""
+        self._queue.finish()
+
+    def wait_for_device(self) -> None:
+        """See ``Backend.wait_for_device``: run loops to their end."""
+        self._queue.finish()
+
+    def check_device(self) -> None:
+        """Let a loop advance that runs: the caller waits for it. A replay raises its own errors."""
+        self._queue.advance()
 
 
 class _Recorder(CaptureRulesMode):

@@ -102,7 +102,8 @@ class HostLengths(DraftLengths):
         of_state = step.state.acceptance
         by_request = None if of_state is None else torch.zeros_like(of_state, device="cpu")
         super().__init__(step, batch_sizes, behind, by_request, torch.device("cpu"))
-        self._times_steps, self._is_timed, self._variants = self._is_timed, False, step.variants
+        self._times_steps, self._variants = self._is_timed, step.variants
+        self._is_timed = False
         self._body, self._no_rows = torch.zeros(2, 1, dtype=torch.int64)
 
     @property
