@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from graphkit.records import AuditReport, BenchReport, CaptureRecord, GenerateRecord
 
@@ -143,6 +144,17 @@ def test_a_setting_that_the_model_refuses_is_one_line(run, folders):
     ended = run("capture", "--checkpoint", folders("qwen3"), "--algorithm", "eagle")
     assert (ended.code, ended.out) == (2, "")
     assert "EAGLE needs a draft model" in ended.error
+
+
+@pytest.mark.parametrize("command", [("capture",), ("generate", "--prompt", "a")])
+def test_a_tensor_that_the_model_does_not_have_is_refused(run, folders, here, command):
+    shutil.copytree(folders("qwen3"), here / "copy")
+    name = "model.layers.0.self_attn.q_proj.bias"
+    file = min((here / "copy").glob("*.safetensors"))
+    save_file(load_file(file) | {name: torch.ones(64)}, file)
+    ended = run(*command, "--checkpoint", "copy")
+    assert (ended.code, ended.out) == (2, "")
+    assert name in ended.error
 
 
 def test_a_draft_that_does_not_fit_is_one_line(run, folders, here):

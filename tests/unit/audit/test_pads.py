@@ -212,6 +212,7 @@ def test_a_write_to_stale_slots_of_a_larger_batch_is_reported():
     assert (STRAY, 4) in found
     (finding,) = (each for each in log.findings if each.kind == STRAY)
     assert " after a batch of 4 requests, but belongs to no request of the batch" in finding.text
+    assert "Set page_size in BufferSizes" in finding.advice
 
 
 def test_a_flag_of_one_size_interferes_with_another():
