@@ -4,8 +4,8 @@ Layouts of shared memory have effect, those of registers have none. Asynchronous
 effect as late as they may: a copy when its barrier is waited for, and a product of a warpgroup when
 that product is waited for. Until then the destination of a copy holds noise, so that a stage that
 is read or overwritten too early gives wrong results. Barriers between threads, which the compiler
-adds, have no equivalent here. The source is run as Python, with the names of Gluon bound to the
-functions of this module.
+adds, have no equivalent here. Specialised warps are threads that take turns at barriers. The source
+is run as Python, with the names of Gluon bound to the functions of this module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import types
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
 
 import torch
 import triton
@@ -59,6 +61,9 @@ class Pointer:
 
     def __add__(self, places):
         return Pointer(self.memory, self.places + places)
+
+    def __getitem__(self, index):
+        return Pointer(self.memory, self.places[index])
 
     def _selected(self, mask):
         places = torch.as_tensor(self.places).long()
@@ -123,7 +128,7 @@ class Shared:
     """Shared memory, or a view of it."""
 
     def __init__(self, memory, places):
-        self.memory, self.places = memory, places
+        self.memory, self.places, self.dtype = memory, places, LANGUAGE_DTYPES[memory.dtype]
 
     def index(self, place):
         return Shared(self.memory, self.places[int(place)])
@@ -189,11 +194,37 @@ class Barrier:
         assert (self.phases - 1) % 2 == int(phase), "the phase has not begun"
 
 
+class ArrivalBarrier:
+    """Counts arrivals of threads. Copies before an arrival take effect when it is waited for."""
+
+    DEADLOCK_S = 20
+
+    def begin(self, count):
+        self.count = self.pending = count
+        self.phases, self.copies = 0, []
+
+    def arrive(self, turns, count, copies=()):
+        self.copies += copies
+        self.pending -= count
+        assert self.pending >= 0, "more threads arrive than the barrier counts"
+        if not self.pending:
+            self.pending, self.phases = self.count, self.phases + 1
+        turns.notify_all()
+
+    def wait(self, turns, phase):
+        # A barrier whose first phase has not ended counts as one whose phase 1 has.
+        while self.phases % 2 == phase % 2:
+            assert turns.wait(self.DEADLOCK_S), "the phase never ends"
+        for shared, pointer, mask in self.copies:
+            shared.store(pointer.load(mask, None))
+        self.copies = []
+
+
 class Barriers:
     """Barriers in shared memory."""
 
-    def __init__(self, count):
-        self.barriers = [Barrier() for _ in range(count)]
+    def __init__(self, count, kind):
+        self.barriers = [kind() for _ in range(count)]
 
     def index(self, place):
         return self.barriers[int(place)]
@@ -214,6 +245,8 @@ class Running:
 
 class Program:
     """The names of Gluon for the program at a place of the grid."""
+
+    barrier = Barrier
 
     def __init__(self, place, programs):
         self.place, self.programs = place, programs
@@ -242,13 +275,12 @@ class Program:
     def num_programs(self, axis):
         return self.programs[axis]
 
-    def convert_layout(self, value, layout, assert_trivial):
-        assert assert_trivial
+    def convert_layout(self, value, layout, assert_trivial=False):
         return value
 
     def allocate_shared_memory(self, dtype, shape, layout):
         if isinstance(layout, mbarrier.MBarrierLayout):
-            return Barriers(shape[0])
+            return Barriers(shape[0], self.barrier)
         memory = torch.empty(math.prod(shape), dtype=DTYPES.get(dtype, dtype))
         shared = Shared(memory, places_of(list(shape), layout, memory.itemsize))
         shared.scramble()
@@ -296,11 +328,76 @@ class Program:
 
     def warpgroup_mma_wait(self, pending, deps):
         assert pending == 0, "products that still run have no results"
-        (running,) = deps
-        return running.finished()
+        results = tuple(running.finished() for running in deps)
+        return results if len(results) > 1 else results[0]
 
     def fence_async_shared(self):
         pass
+
+
+class SpecialisedProgram(Program):
+    """A program whose partitions of warps run as threads, one of them at a time."""
+
+    barrier = ArrivalBarrier
+
+    def __init__(self, place, programs):
+        super().__init__(place, programs)
+        self.turns = Condition()
+
+    def maximum(self, value, other):
+        return block(torch.maximum(torch.as_tensor(value), torch.as_tensor(other)))
+
+    def minimum(self, value, other):
+        return block(torch.minimum(torch.as_tensor(value), torch.as_tensor(other)))
+
+    def where(self, condition, value, other):
+        return block(torch.where(torch.as_tensor(condition), value, other))
+
+    def full(self, shape, value, dtype, layout):
+        return block(torch.full(shape, value, dtype=DTYPES[dtype]))
+
+    def max(self, value, axis):
+        return value.amax(axis)
+
+    def exp2(self, value):
+        return value.exp2()
+
+    def warp_specialize(self, partitions, warps, registers):
+        def run(partition):
+            function, arguments = partition
+            with self.turns:
+                function(*arguments)
+
+        with ThreadPoolExecutor(len(partitions)) as pool:
+            list(pool.map(run, partitions))
+
+
+class Arrivals:
+    """Copies by threads that arrive at barriers; the names of ``mbarrier`` and ``async_copy``."""
+
+    MBarrierLayout = mbarrier.MBarrierLayout
+    THREADS = 128
+
+    def __init__(self, turns):
+        self.turns, self.copies = turns, []
+
+    def init(self, barrier, count):
+        barrier.begin(count)
+
+    def wait(self, barrier, phase):
+        barrier.wait(self.turns, int(phase))
+
+    def arrive(self, barrier):
+        barrier.arrive(self.turns, 1)
+
+    def async_copy_global_to_shared(self, shared, pointer, mask=None):
+        shared.scramble()
+        self.copies.append((shared, pointer, mask))
+
+    def mbarrier_arrive(self, barrier, increment_count):
+        assert not increment_count
+        barrier.arrive(self.turns, self.THREADS, self.copies)
+        self.copies = []
 
 
 class ThreadCopies:
@@ -349,8 +446,13 @@ def bound(kernel, program, replaced):
     """Return a kernel as a function of Python, as those that it calls."""
     names = dict(kernel.fn.__globals__)
     names |= {name: getattr(program, name) for name in names if name in vars(Program)}
+    names |= {
+        name: each.value for name, each in names.items() if isinstance(each, language.constexpr)
+    }
     boxes = BoxCopies()
     names |= {"gl": program, "async_copy": ThreadCopies(), "mbarrier": boxes, "tma": boxes}
+    if isinstance(program, SpecialisedProgram):
+        names["mbarrier"] = names["async_copy"] = Arrivals(program.turns)
     for name, value in (vars(streamed_tile) | kernel.fn.__globals__).items():
         if isinstance(value, triton.JITFunction):
             names[name] = types.FunctionType(value.fn.__code__, names)
@@ -358,7 +460,7 @@ def bound(kernel, program, replaced):
     return names[kernel.__name__]
 
 
-def run_kernel(kernel, grid, arguments, replaced):
+def run_kernel(kernel, grid, arguments, replaced, program=Program):
     """Run a kernel.
 
     Args:
@@ -366,6 +468,7 @@ def run_kernel(kernel, grid, arguments, replaced):
         grid: Programs along each axis.
         arguments: Arguments in the order of the parameters, tensors contiguous.
         replaced: Functions by the names of those that call PTX.
+        program: Class of its programs.
     """
     memories = [
         Pointer(each.view(-1)) if isinstance(each, torch.Tensor)
@@ -374,4 +477,4 @@ def run_kernel(kernel, grid, arguments, replaced):
         for each in arguments
     ]  # fmt: skip
     for place in itertools.product(*map(range, grid)):
-        bound(kernel, Program(place, grid), replaced)(*memories)
+        bound(kernel, program(place, grid), replaced)(*memories)

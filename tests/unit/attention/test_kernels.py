@@ -7,7 +7,9 @@ from itertools import product
 
 import pytest
 import torch
+import triton
 
+from gluon_interpreter import SpecialisedProgram, run_kernel
 from graphkit.ops.kernels import paged_attention as kernels
 from graphkit.ops.kernels.attention_config import (
     AttentionConfig,
@@ -444,6 +446,37 @@ def test_warpgroups_attend_from_many_rows(
     case = make_case([3], **PROMPT | change)
     INTERPRETER(paged_attention, *case.op_args(), launch={"splits": 1})
     assert launched_kernels[0] == f"{'prompt' if is_prompt else 'paged'}_attention_kernel"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rows": [130, 3, 0], "head_dim": 64, "sinks": True},
+        {"rows": [129, 64], "head_dim": 128, "page_size": 4},
+    ],
+    ids=str,
+)
+def test_warpgroups_attend_as_the_loops(
+    make_case, assert_attends, memory_of_nan, monkeypatch, options
+):
+    """On the CPU by ``gluon_interpreter``."""
+
+    def run(kernel, *args, grid, **_):
+        run_kernel(kernel, grid, args, {}, SpecialisedProgram)
+
+    monkeypatch.setattr(kernels, "has_warpgroups", lambda _: True)
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    lengths = [300, 4, 7][: len(options["rows"])]
+    case = make_case(
+        lengths, mode=EXTEND, width=140, heads=8, kv_heads=2, dtype=torch.bfloat16, pads=1,
+        **options,
+    )  # fmt: skip
+    args, rows = list(case.op_args()), int(case.row_sums[-1])
+    args[0] = torch.cat([case.query, torch.full_like(case.query[:150], torch.nan)])
+    out = INTERPRETER(paged_attention, *args, launch={"splits": 1})
+    case.query = args[0]
+    assert_attends(out, case, 1.6e-2)
+    assert out[rows:].eq(0).all()
 
 
 @pytest.mark.parametrize("keys", [0, 1, 255, 256, 257, 4095, 4096, 4097, 8192, 100_000, 2**20])
