@@ -246,7 +246,10 @@ def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
             than its modes.
     """
     if not isinstance(target, CaptureTarget):
-        raise TargetError(f"a target must be a graphkit.CaptureTarget, got {short_repr(target)}.")
+        raise TargetError(
+            f"a target must be a graphkit.CaptureTarget, got {short_repr(target)}. To audit a "
+            "runner, pass a CaptureTarget of its spec, sizes, attention and forward."
+        )
     if not isinstance(modes, (Iterable, type(None))) or isinstance(modes, str):
         raise TargetError(f"modes must be graphkit.ForwardMode members, got {short_repr(modes)}.")
     chosen = list(modes or target.modes)

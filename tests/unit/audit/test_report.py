@@ -13,6 +13,7 @@ from declared_modes import every_mode
 from graphkit.audit import audit_target, merged_reports
 from graphkit.audit.locate_target import locate
 from graphkit.audit.report import representative_sizes
+from graphkit.errors import TargetError
 from graphkit.models.reference import reference_target
 from graphkit.records import AuditReport, Environment, Finding
 from small_targets import llama_target
@@ -74,6 +75,11 @@ def target(monkeypatch):
     """Return a correct target."""
     monkeypatch.chdir(ROOT)
     return locate("tools.examples.broken.sound:target", "cpu")
+
+
+def test_a_runner_is_refused_with_what_to_pass(target):
+    with pytest.raises(TargetError, match="To audit a runner, pass a CaptureTarget of its spec"):
+        audit_target(target.runner(gk.ForwardMode.TARGET_VERIFY, device="cpu"))
 
 
 def test_nan_is_one_error_that_names_the_first_module(target):
