@@ -198,9 +198,9 @@ def test_every_product_has_the_flag_of_the_load(row_invariant, monkeypatch, capl
     (message,) = [each.message for each in caplog.records if "bits of a row" in each.message]
     assert ("the row alone" in message) == row_invariant
 
-    def quantized_linear(*args):
-        flags.add(args[-1])
-        return op(*args)
+    def quantized_linear(*args, row_invariant, **options):
+        flags.add(row_invariant)
+        return op(*args, row_invariant=row_invariant, **options)
 
     monkeypatch.setattr(linear, "quantized_linear", quantized_linear)
     generated(loaded)
