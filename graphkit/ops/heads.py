@@ -80,7 +80,6 @@ def rotated_heads(
     dtype: torch.dtype | None = None,
     rotated: int = 0,
     gated: bool = False,
-    factor: Annotated[float, "factor >= 0"] = 1.0,
 ) -> Heads:
     """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
 
@@ -103,7 +102,6 @@ def rotated_heads(
         rotated: Elements of a head that are rotated, the first ones, whose frequencies are the
             first ``rotated / 2``; 0 for all.
         gated: Whether each query is followed by a gate of D elements, which is left out.
-        factor: Factor of cosine and sine (the attention factor of YaRN, arXiv 2309.00071).
 
     Returns:
         Queries [T, N, D], keys and values [T, M, D].
@@ -122,7 +120,7 @@ def rotated_heads(
         )
     half = rotated // 2 or len(inverse_frequencies)
     angles = (positions[:, None] * inverse_frequencies[:half])[:, None]
-    cos, sin = ((part * factor).to(qkv.dtype) for part in (angles.cos(), angles.sin()))
+    cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
     first, second, rest = both.split((half, half, both.shape[-1] - 2 * half), dim=-1)
     both = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     query, key = both.split((query_heads, key_heads), dim=1)
@@ -164,7 +162,6 @@ def store_rotated_heads(
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     rotated: int = 0,
     gated: bool = False,
-    factor: Annotated[float, "factor >= 0"] = 1.0,
 ) -> torch.Tensor:
     """Split and rotate projected rows by ``rotated_heads``, and store keys and values.
 
@@ -187,16 +184,15 @@ def store_rotated_heads(
             dtype of the caches.
         key_scale_M: See ``store_kv``, like the next.
         value_scale_M: Divides the values of each head.
-        rotated: See ``rotated_heads``, like the next two.
+        rotated: See ``rotated_heads``, like the next.
         gated: Whether gates follow the queries.
-        factor: Factor of cosine and sine.
 
     Returns:
         Queries, [T, N, D].
     """
     query, key, value = rotated_heads(
         qkv, positions, inverse_frequencies, query_heads, key_heads, query_weight, key_weight, eps,
-        dtype, rotated, gated, factor,
+        dtype, rotated, gated,
     )  # fmt: skip
     store_kv(key_cache, value_cache, loc_T, key, value, key_scale_M, value_scale_M)
     return query
@@ -217,7 +213,6 @@ class ProjectedHeads(NamedTuple):
         dtype: The dtype of the rows; ``None`` for that of ``qkv``.
         rotated_size: Elements of a head that are rotated; 0 for all.
         gated: Whether each query is followed by a gate, with (2 * N + 2 * M) * D columns.
-        factor: Factor of cosine and sine.
     """
 
     qkv: torch.Tensor
@@ -231,7 +226,6 @@ class ProjectedHeads(NamedTuple):
     dtype: torch.dtype | None = None
     rotated_size: int = 0
     gated: bool = False
-    factor: float = 1.0
 
     def rotated(self) -> Heads:
         """Return queries, [T, N, D], keys and values, [T, M, D], by ``rotated_heads``."""
@@ -247,7 +241,4 @@ class ProjectedHeads(NamedTuple):
     ) -> torch.Tensor:
         """Store keys and values, and return queries, [T, N, D], by ``store_rotated_heads``."""
         scales = key_scale_M, value_scale_M
-        return store_rotated_heads(
-            key_cache, value_cache, loc_T, *self[:9], *scales, self.rotated_size, self.gated,
-            self.factor,
-        )  # fmt: skip
+        return store_rotated_heads(key_cache, value_cache, loc_T, *self[:9], *scales, *self[9:])
