@@ -337,7 +337,7 @@ class DraftedModel:
         return reasons
 
     def _module_dependences(self) -> list[str]:
-        """Return those of ``row_dependences`` that any attention backend has."""
+        """Return the reasons that do not depend on the attention backend."""
         reasons = list[str]()
         if self.device.type == "cuda" and not self.row_invariant:
             reasons.append(

@@ -21,8 +21,8 @@ MOST_ROWS_IN_PARTS = 1024
 """Most rows whose partial sums exist at the same time, in float32. More rows are multiplied in
 slices, and their partial sums are reduced."""
 MOST_STEP_ROWS = 256
-"""Most rows that are multiplied in the parts of few rows without ``row_invariant``. More rows, as of
-a prompt, are one product of torch, which writes no partial sums in float32."""
+"""Most rows that are multiplied in the parts of few rows without ``row_invariant``. More rows, as
+of a prompt, are one product of torch, which writes no partial sums in float32."""
 CPU_ROWS = 4
 """Rows of products on a CPU are padded to a multiple of it. MKL 2024.2 and oneDNN 3.12, which torch
 2.13 has, add the inputs of a row in another order for fewer rows, and for those left over."""

@@ -148,6 +148,7 @@ def _suits_warpgroups(args: Any, query: torch.Tensor) -> bool:
 
 
 def _launch_prompt_attention(args: Any, out: torch.Tensor, query: torch.Tensor) -> None:
+    """Launch ``prompt_attention_kernel``, which joins segments itself."""
     key, value, width = args.key_cache, args.value_cache, args.max_seqlen_q
     (tokens, heads, dim), kv_heads = query.shape, key.shape[1]
     requests, max_pages = args.page_table.shape
