@@ -80,6 +80,7 @@ def rotated_heads(
     dtype: torch.dtype | None = None,
     rotated: int = 0,
     gated: bool = False,
+    factor: Annotated[float, "factor >= 0"] = 1.0,
 ) -> Heads:
     """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
 
@@ -102,6 +103,7 @@ def rotated_heads(
         rotated: Elements of a head that are rotated, the first ones, whose frequencies are the
             first ``rotated / 2``; 0 for all.
         gated: Whether each query is followed by a gate of D elements, which is left out.
+        factor: Factor of cosine and sine (the attention factor of YaRN, arXiv 2309.00071).
 
     Returns:
         Queries [T, N, D], keys and values [T, M, D].
@@ -120,7 +122,7 @@ def rotated_heads(
         )
     half = rotated // 2 or len(inverse_frequencies)
     angles = (positions[:, None] * inverse_frequencies[:half])[:, None]
-    cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+    cos, sin = ((part * factor).to(qkv.dtype) for part in (angles.cos(), angles.sin()))
     first, second, rest = both.split((half, half, both.shape[-1] - 2 * half), dim=-1)
     both = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     query, key = both.split((query_heads, key_heads), dim=1)
@@ -162,6 +164,7 @@ def store_rotated_heads(
     value_scale_M: Annotated[torch.Tensor | None, "[M] float32"] = None,
     rotated: int = 0,
     gated: bool = False,
+    factor: Annotated[float, "factor >= 0"] = 1.0,
 ) -> torch.Tensor:
     """Split and rotate projected rows by ``rotated_heads``, and store keys and values.
 
@@ -184,15 +187,16 @@ def store_rotated_heads(
             dtype of the caches.
         key_scale_M: See ``store_kv``, like the next.
         value_scale_M: Divides the values of each head.
-        rotated: See ``rotated_heads``, like the next.
+        rotated: See ``rotated_heads``, like the next two.
         gated: Whether gates follow the queries.
+        factor: Factor of cosine and sine.
 
     Returns:
         Queries, [T, N, D].
     """
     query, key, value = rotated_heads(
         qkv, positions, inverse_frequencies, query_heads, key_heads, query_weight, key_weight, eps,
-        dtype, rotated, gated,
+        dtype, rotated, gated, factor,
     )  # fmt: skip
     store_kv(key_cache, value_cache, loc_T, key, value, key_scale_M, value_scale_M)
     return query
@@ -213,6 +217,7 @@ class ProjectedHeads(NamedTuple):
         dtype: The dtype of the rows; ``None`` for that of ``qkv``.
         rotated_size: Elements of a head that are rotated; 0 for all.
         gated: Whether each query is followed by a gate, with (2 * N + 2 * M) * D columns.
+        factor: Factor of cosine and sine.
     """
 
     qkv: torch.Tensor
@@ -226,6 +231,7 @@ class ProjectedHeads(NamedTuple):
     dtype: torch.dtype | None = None
     rotated_size: int = 0
     gated: bool = False
+    factor: float = 1.0
 
     def rotated(self) -> Heads:
         """Return queries, [T, N, D], keys and values, [T, M, D], by ``rotated_heads``."""
@@ -241,4 +247,7 @@ class ProjectedHeads(NamedTuple):
     ) -> torch.Tensor:
         """Store keys and values, and return queries, [T, N, D], by ``store_rotated_heads``."""
         scales = key_scale_M, value_scale_M
-        return store_rotated_heads(key_cache, value_cache, loc_T, *self[:9], *scales, *self[9:])
+        return store_rotated_heads(
+            key_cache, value_cache, loc_T, *self[:9], *scales, self.rotated_size, self.gated,
+            self.factor,
+        )  # fmt: skip

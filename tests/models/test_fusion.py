@@ -389,10 +389,34 @@ def test_a_module_that_computes_something_else_stays(monkeypatch, owner, name, f
     assert loaded.layout.replaced
 
 
-def test_scaled_angles_stay_with_the_model():
-    scaled = small_model("llama")
-    scaled.model.rotary_emb.attention_scaling = 1.1
-    replaced = models.load(scaled, device="cpu").layout.replaced
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("llama", {}), ("gpt_oss", {}), ("qwen3_next", {"partial_rotary_factor": 0.5})],
+)
+def test_scaled_rotations_are_fused(kind, changes, dtype):
+    scaled = small_model(kind, rope_parameters=YARN | changes).to(dtype)
+    loaded = models.load(scaled, device="cpu")  # compares the logits
+    fused = "graphkit::store_rotated_heads before attention"
+    names = [name for name, text in loaded.layout.replaced.items() if text == fused]
+    heads = loaded.model.get_submodule(names[0]).forward
+    assert heads.factor == pytest.approx(1.2079, abs=1e-4)
+    assert bool(heads.rotated) == bool(changes)
+
+
+def test_scaled_angles_that_no_module_tells_stay_with_the_model(monkeypatch):
+    rotate = modeling_llama.LlamaRotaryEmbedding.forward
+    monkeypatch.setattr(
+        modeling_llama.LlamaRotaryEmbedding, "forward",
+        lambda *args, **kwargs: tuple(1.1 * part for part in rotate(*args, **kwargs)),
+    )  # fmt: skip
+    replaced = models.load(small_model("llama"), device="cpu").layout.replaced
     assert "model.layers.0.self_attn" not in replaced
     assert "model.rotary_emb" not in replaced
     assert "model.layers.0.self_attn.q_proj" in replaced

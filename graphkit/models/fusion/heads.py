@@ -41,6 +41,7 @@ class RotatedAttention:
         buffer: The frequencies of rotated elements, in the memory of the model.
         rotated: Elements of a head that are rotated; 0 for all.
         gated: Whether the sigmoid of a gate behind each query multiplies its attended values.
+        factor: Factor of cosine and sine.
     """
 
     call: AttentionCall
@@ -53,6 +54,7 @@ class RotatedAttention:
     buffer: torch.Tensor
     rotated: int = 0
     gated: bool = False
+    factor: float = 1.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; takes its arguments."""
@@ -71,6 +73,7 @@ class RotatedAttention:
             rows.dtype,
             self.rotated,
             self.gated,
+            self.factor,
         )
         attended = running.attend(replace(self.call, heads=heads))
         leaves = [None] * self.form.num_leaves
@@ -110,7 +113,7 @@ def _candidates(
     linears: Collection[nn.Module],
     merged: Mapping[nn.Module, MergedLinears],
     norms: Mapping[nn.Module, Norm],
-    frequencies: Sequence[torch.Tensor],
+    frequencies: Sequence[tuple[torch.Tensor, float]],
 ) -> Iterator[RotatedAttention]:
     """Yield what an attention module may compute; its first and its last product are in all."""
     used = [inner for inner in call.calls if inner.module in linears]
@@ -146,14 +149,15 @@ def _candidates(
         (one, other) for one, other in permutations(of_heads, 2) if one.eps == other.eps
     ]
     for pair in pairs or [None]:
-        for angles in frequencies:
+        for angles, factor in frequencies:
             rotated = 2 * len(angles)
             if rotated <= size and (rotated == size or size % 2 == 0):
                 missing = size // 2 - len(angles)
                 padded = pad(angles, (0, missing)) if missing else angles
                 yield RotatedAttention(
-                    attention, place, qkv, padded, pair, out, form, angles, rotated % size, gated
-                )
+                    attention, place, qkv, padded, pair, out, form, angles, rotated % size, gated,
+                    factor,
+                )  # fmt: skip
 
 
 def _computes_the_same(
@@ -172,12 +176,22 @@ def _values(call: AttentionCall) -> list[Any]:
     return [getattr(call, field.name) for field in fields(call) if field.name != "module"]
 
 
-def _frequencies(model: nn.Module) -> list[torch.Tensor]:
-    """Return what may be the frequencies of a rotation: small float buffers, and zeros."""
-    vectors = [
-        buffer.float()
-        for buffer in model.buffers()
-        if buffer.dim() == 1 and buffer.is_floating_point()
-    ]
-    zeros = {len(vector): torch.zeros_like(vector) for vector in vectors}
-    return [*vectors, *zeros.values()]
+def _frequencies(model: nn.Module) -> list[tuple[torch.Tensor, float]]:
+    """Return what may be frequencies of a rotation, and the factor of its cosine and sine.
+
+    Frequencies are float buffers of one dimension, or zeros. Modules of rotations have the factors
+    as attributes, one or one per type of layer.
+    """
+    vectors, seen = list[tuple[torch.Tensor, float]](), set[int]()
+    for module in model.modules():
+        factors = {
+            float(value): None
+            for name, value in vars(module).items()
+            if name.endswith("attention_scaling") and isinstance(value, int | float)
+        }
+        for buffer in module.buffers(recurse=False):
+            if buffer.dim() == 1 and buffer.is_floating_point() and id(buffer) not in seen:
+                seen.add(id(buffer))
+                vectors += [(buffer.float(), factor) for factor in factors or {1.0: None}]
+    zeros = {len(vector): torch.zeros_like(vector) for vector, _ in vectors}
+    return [*vectors, *((vector, 1.0) for vector in zeros.values())]

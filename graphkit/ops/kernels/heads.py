@@ -24,14 +24,15 @@ def rotated_heads_kernel(
     key_scale_M, value_scale_M, eps, size, slots,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr,
-    IS_FP8: tl.constexpr, ROTATED: tl.constexpr, GATED: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    IS_FP8: tl.constexpr, ROTATED: tl.constexpr, GATED: tl.constexpr, FACTOR: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and HEADS heads of one kind.
 
     ``qkv`` has PARTS parts, of ``size`` elements each. ``key`` and ``value`` are caches whose slots
     are KEY_SLOT and VALUE_SLOT elements apart. Without ``loc_T`` they have a slot per row. Lanes
     hold pairs of elements. Of heads whose first 2 * ROTATED elements are rotated, further pairs
-    have the frequency 0.
+    have the frequency 0, and no factor.
     """
     wait_then_start_next(STARTS_EARLY)
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
@@ -64,8 +65,11 @@ def rotated_heads_kernel(
         )
         position = tl.load(positions + row, eviction_policy=KEPT_IN_L2)
         angle = position.to(tl.float32) * frequency
-        cos = tl.cos(angle).to(first.dtype).to(tl.float32)[None, :]
-        sin = tl.sin(angle).to(first.dtype).to(tl.float32)[None, :]
+        cos, sin = tl.cos(angle), tl.sin(angle)
+        if FACTOR != 1.0:
+            cos, sin = tl.where(lane < ROTATED, cos * FACTOR, cos), sin * FACTOR
+        cos = cos.to(first.dtype).to(tl.float32)[None, :]
+        sin = sin.to(first.dtype).to(tl.float32)[None, :]
         one, two = first.to(tl.float32), second.to(tl.float32)
         dtype: tl.constexpr = first.dtype
         # Products are rounded before the sum, as in the reference.
@@ -162,7 +166,7 @@ def _launch_heads(
         QUERY_HEADS=args.query_heads, KEY_HEADS=args.key_heads, HALF=half,
         HEADS=heads, BLOCK=block, KEY_SLOT=key.stride(0), VALUE_SLOT=value.stride(0),
         IS_FP8=key.dtype == FP8, ROTATED=args.rotated // 2 or half, GATED=args.gated,
-        num_warps=max(1, heads // 2), **others,
+        FACTOR=args.factor, num_warps=max(1, heads // 2), **others,
     )  # fmt: skip
 
 

@@ -357,7 +357,9 @@ def early_cases():
     yield embed_and_join, (ints, rows, rows, weight, weight, 1e-5)
     yield embed_and_join, (ints.long(), rows, rows)
     yield silu_and_mul, (rows,)
-    yield rotated_heads, (rows, ints, zeros(32, dtype=torch.float32), 4, 2)
+    rotation = rows, ints, zeros(32, dtype=torch.float32), 4, 2
+    yield rotated_heads, rotation
+    yield rotated_heads, (*rotation, None, None, 0.0, None, 32, False, 1.25)
     cache = zeros(64, 2, 64)
     yield store_kv, (cache, cache.clone(), ints.long(), cache[:2], cache[:2])
     yield store_rotated_heads, store_args(torch.bfloat16)
