@@ -149,21 +149,20 @@ def _suits_warpgroups(args: Any, query: torch.Tensor) -> bool:
 
 def _launch_prompt_attention(args: Any, out: torch.Tensor, query: torch.Tensor) -> None:
     """Launch ``prompt_attention_kernel``, which joins segments itself."""
-    key, value, width = args.key_cache, args.value_cache, args.max_seqlen_q
+    key, value = args.key_cache, args.value_cache
     (tokens, heads, dim), kv_heads = query.shape, key.shape[1]
     requests, max_pages = args.page_table.shape
-    # Rows that no request has are those of further requests without keys.
-    all_requests = max(requests, triton.cdiv(tokens, width))
-    row_tiles = triton.cdiv(width * heads // kv_heads, 2 * ROWS.value)
+    # Each request has at most one tile that is not full, and so do rows of no request.
+    tiles = triton.cdiv(tokens * heads // kv_heads, 2 * ROWS.value) + requests
     launch(
-        prompt_attention_kernel, (all_requests * row_tiles * kv_heads,), args, out=out, query=query,
-        key_cache=key, value_cache=value, sinks=args.sinks_N, query_token_stride=query.stride(0),
+        prompt_attention_kernel, (tiles * kv_heads,), args, out=out, query=query, key_cache=key,
+        value_cache=value, sinks=args.sinks_N, query_token_stride=query.stride(0),
         query_head_stride=query.stride(1), tokens=tokens, max_keys=max_pages * args.page_size,
-        max_pages=max_pages, requests=requests, all_requests=all_requests, row_tiles=row_tiles,
-        width=width, scale_log2=args.scale * LOG2_E.value, KEY_SLOT_STRIDE=key.stride(0),
-        KEY_HEAD_STRIDE=key.stride(1), VALUE_SLOT_STRIDE=value.stride(0),
-        VALUE_HEAD_STRIDE=value.stride(1), PAGE_SIZE=args.page_size, HEADS=heads,
-        GROUP=heads // kv_heads, DIM=dim, num_warps=4, enable_fp_fusion=False,
+        max_pages=max_pages, requests=requests, scale_log2=args.scale * LOG2_E.value,
+        KEY_SLOT_STRIDE=key.stride(0), KEY_HEAD_STRIDE=key.stride(1),
+        VALUE_SLOT_STRIDE=value.stride(0), VALUE_HEAD_STRIDE=value.stride(1),
+        PAGE_SIZE=args.page_size, HEADS=heads, GROUP=heads // kv_heads, DIM=dim,
+        BLOCK_B=triton.next_power_of_2(requests + 1), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -198,7 +197,9 @@ def launch_paged_attention(
         if not args.row_invariant:
             most = min(seen_keys // chosen.least_split, MAX_SPLITS)
         splits = choose_splits(tiles, most, chosen.programs * processors)
-    if config is None and splits == 1 and _suits_warpgroups(args, query):
+    # The other kernel may split keys to fill the last round of its programs, at a lower speed.
+    is_full = tokens * heads >= ROWS.value * processors  # half of the multiprocessors have a tile
+    if config is None and (splits == 1 or is_full) and _suits_warpgroups(args, query):
         _launch_prompt_attention(args, out, query)
         return
     if config is None:

@@ -1,10 +1,10 @@
 """Paged attention of the many rows of a prompt, by specialised warpgroups of sm_90.
 
-A program has a tile of query rows for one key-value head, as in ``paged_attention_kernel``, and all
-keys that they see. One warpgroup copies blocks of keys and values into stages of shared memory. Two
-others multiply half of the rows each: the products of one run while the other computes a softmax.
-A barrier counts the copies of a block of keys, or of values, and another the warpgroups that have
-read it.
+A program has a tile of query rows of one request for one key-value head, and all keys that they
+see. It finds its tile in the rows of all requests: a batch has about as many programs as tiles. One
+warpgroup copies blocks of keys and values into stages of shared memory. Two others multiply half of
+the rows each: the products of one run while the other computes a softmax. A barrier counts the
+copies of a block of keys, or of values, and another the warpgroups that have read it.
 
 The bits of a row are those of ``paged_attention_kernel``: the keys have the same segments and
 blocks, and all steps that round are those of ``attention_segments.py``.
@@ -56,15 +56,20 @@ def _rescaled(top, new_top):
 
 
 @gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
 def _multiply(
     half: gl.constexpr, out, sinks, rows_tile, keys, values, ones, barriers, tile, kv_head, begin,
-    rows, width, spare, tokens, prefix, blocks, whole_blocks, scale_log2, HEADS: gl.constexpr,
-    GROUP: gl.constexpr, DIM: gl.constexpr,
+    rows, prefix, blocks, whole_blocks, scale_log2, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    DIM: gl.constexpr,
 ):  # fmt: skip
     """Attend from the rows of a half of the tile, and store the result.
 
     Some row of the tile sees keys of the first ``blocks``, and all rows see all keys of the first
-    ``whole_blocks``. ``spare`` is the row of no request that the first unused lane clears.
+    ``whole_blocks``.
     """
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     total_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
@@ -131,14 +136,9 @@ def _multiply(
 
     divisor = gl.where(whole_total == 0.0, -1.0, whole_total)
     result = gl.where(divisor[:, None] < 0.0, 0.0, whole_acc * (1.0 / divisor)[:, None])
-    # Unused lanes write zeros into the rows that no request has, as in ``paged_attention_kernel``.
-    query = row // GROUP
-    own_spare = spare + query - rows
-    is_spare = (query >= rows) & (query < width) & (own_spare >= 0) & (own_spare < tokens)
-    result = gl.where(is_row[:, None], result, 0.0)
-    place = gl.where(is_row, begin + query, own_spare).to(gl.int64) * HEADS + head
+    place = (begin + row // GROUP).to(gl.int64) * HEADS + head
     cells = out + place[:, None] * DIM + gl.arange(0, DIM, gl.SliceLayout(0, layout))[None, :]
-    gl.store(cells, result.to(out.dtype.element_ty), mask=(is_row | is_spare)[:, None])
+    gl.store(cells, result.to(out.dtype.element_ty), mask=is_row[:, None])
 
 
 @gluon.jit
@@ -174,38 +174,45 @@ def _copy(
         async_copy.mbarrier_arrive(_barrier(barriers, VALUE_ARRIVED, stage), increment_count=False)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "tokens", "max_keys", "max_pages", "requests", "all_requests", "row_tiles", "width",
-    ],
-)  # fmt: skip
+@gluon.jit(do_not_specialize=["tokens", "max_keys", "max_pages", "requests"])
 def prompt_attention_kernel(
     out, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, sinks,
-    query_token_stride, query_head_stride, tokens, max_keys, max_pages, requests, all_requests,
-    row_tiles, width, scale_log2, KEY_SLOT_STRIDE: gl.constexpr,
-    KEY_HEAD_STRIDE: gl.constexpr, VALUE_SLOT_STRIDE: gl.constexpr,
+    query_token_stride, query_head_stride, tokens, max_keys, max_pages, requests, scale_log2,
+    KEY_SLOT_STRIDE: gl.constexpr, KEY_HEAD_STRIDE: gl.constexpr, VALUE_SLOT_STRIDE: gl.constexpr,
     VALUE_HEAD_STRIDE: gl.constexpr, PAGE_SIZE: gl.constexpr, HEADS: gl.constexpr,
-    GROUP: gl.constexpr, DIM: gl.constexpr, STARTS_EARLY: gl.constexpr,
+    GROUP: gl.constexpr, DIM: gl.constexpr, BLOCK_B: gl.constexpr, STARTS_EARLY: gl.constexpr,
 ):  # fmt: skip
-    """One program per tile of a request and key-value head, those with the most keys first."""
+    """One program per tile of a request and key-value head, those with the most keys first.
+
+    Rows behind those of the last request are those of one more request, without keys.
+    """
     if STARTS_EARLY:
         gdc_wait()
         gdc_launch_dependents()
     kv_head = gl.program_id(0) % (HEADS // GROUP)
     turn = gl.program_id(0) // (HEADS // GROUP)
-    request, tile = turn % all_requests, row_tiles - 1 - turn // all_requests
+    request_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    index = gl.arange(0, BLOCK_B, request_layout)
+    begins = gl.load(cu_seqlens_q_B1 + index, mask=index <= requests, other=0)
+    begins = gl.maximum(begins, 0)
+    ends = gl.load(cu_seqlens_q_B1 + index + 1, mask=index < requests, other=0)
+    ends = gl.where(index == requests, tokens, gl.minimum(ends, tokens))
+    counts = gl.where(index <= requests, gl.maximum(ends - begins, 0), 0)
+    tiles = (counts * GROUP + 2 * ROWS - 1) // (2 * ROWS)
+    last_tiles = gl.associative_scan(tiles, 0, _add)
+    request = gl.sum((last_tiles <= turn).to(gl.int32), 0)
+    is_own = index == request
+    # The last tile of a request sees the most keys.
+    tile = gl.maximum(gl.sum(gl.where(is_own, last_tiles, 0), 0) - 1 - turn, 0)
+    rows = gl.sum(gl.where(is_own, counts, 0), 0)  # 0 for programs behind the last tile
+    begin = gl.sum(gl.where(is_own, begins, 0), 0)
     own = gl.minimum(request, requests - 1)
     length = gl.where(request < requests, gl.load(cache_seqlens_B + own), 0)
-    begin = gl.maximum(gl.load(cu_seqlens_q_B1 + gl.minimum(request, requests)), 0)
-    end = gl.minimum(gl.load(cu_seqlens_q_B1 + gl.minimum(request + 1, requests)), tokens)
-    rows = gl.minimum(end - begin, width)
-    # The requests before this one have request * width - begin unused lanes.
-    spare = gl.load(cu_seqlens_q_B1 + requests) + request * width - begin
     prefix = length - rows
     first_row = tile * (2 * ROWS)
     last_query = gl.minimum((first_row + 2 * ROWS - 1) // GROUP, rows - 1)
     last = gl.minimum(gl.minimum(length, max_keys), prefix + last_query + 1)
-    last = gl.where(first_row < rows * GROUP, gl.maximum(last, 0), 0)
+    last = gl.where(request < requests, gl.maximum(last, 0), 0)
     blocks = (last + KEYS - 1) // KEYS
     # Every row sees all keys of the blocks before.
     whole_blocks = gl.maximum(gl.minimum(prefix + first_row // GROUP + 1, last), 0) // KEYS
@@ -230,8 +237,7 @@ def prompt_attention_kernel(
     dim = gl.arange(0, DIM, gl.SliceLayout(0, layout))
     for half in gl.static_range(2):
         row = first_row + half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        token = gl.minimum(begin + gl.minimum(row // GROUP, rows - 1), tokens - 1).to(gl.int64)
-        token = gl.maximum(token, 0)
+        token = gl.maximum(begin + gl.minimum(row // GROUP, rows - 1), 0).to(gl.int64)
         own_head = kv_head * GROUP + row % GROUP
         cells = query + token * query_token_stride + own_head * query_head_stride
         rows_tile.index(half).store(gl.load(cells[:, None] + dim[None, :]))
@@ -253,16 +259,14 @@ def prompt_attention_kernel(
                 _multiply,
                 (
                     0, out, sinks, rows_tile, keys, values, ones, barriers, tile, kv_head, begin,
-                    rows, width, spare, tokens, prefix, blocks, whole_blocks, scale_log2, HEADS,
-                    GROUP, DIM,
+                    rows, prefix, blocks, whole_blocks, scale_log2, HEADS, GROUP, DIM,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out, sinks, rows_tile, keys, values, ones, barriers, tile, kv_head, begin,
-                    rows, width, spare, tokens, prefix, blocks, whole_blocks, scale_log2, HEADS,
-                    GROUP, DIM,
+                    rows, prefix, blocks, whole_blocks, scale_log2, HEADS, GROUP, DIM,
                 ),
             ),
         ],

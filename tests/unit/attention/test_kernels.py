@@ -448,6 +448,31 @@ def test_warpgroups_attend_from_many_rows(
     assert launched_kernels[0] == f"{'prompt' if is_prompt else 'paged'}_attention_kernel"
 
 
+@pytest.mark.parametrize(("processors", "is_prompt"), [(16, True), (17, False)])
+def test_warpgroups_attend_if_tiles_fill_half_of_the_device(
+    make_case, launched_kernels, monkeypatch, processors, is_prompt
+):
+    """The other kernel splits keys to fill the last round of its programs, but is slower."""
+    monkeypatch.setattr(kernels, "has_warpgroups", lambda _: True)
+    monkeypatch.setattr(kernels, "multiprocessors", lambda _: (processors, 233472))
+    monkeypatch.setattr(kernels, "choose_splits", lambda *_: 2)
+    INTERPRETER(paged_attention, *make_case([300], **PROMPT).op_args())
+    assert launched_kernels[0] == f"{'prompt' if is_prompt else 'paged'}_attention_kernel"
+
+
+def test_programs_of_prompts_follow_the_rows_of_all_requests(make_case, monkeypatch):
+    """Not the requests times the rows of the longest."""
+    monkeypatch.setattr(kernels, "has_warpgroups", lambda _: True)
+    grids = []
+    monkeypatch.setattr(kernels, "launch", lambda _kernel, grid, *_, **__: grids.append(grid[0]))
+    for rows in ([256], [249, *[1] * 7]):
+        case = make_case([9] * len(rows), mode=EXTEND, rows=rows, **PROMPT | {"width": 256})
+        args = case.query[:256], *case.op_args()[1:]
+        INTERPRETER(paged_attention, *args, launch={"splits": 1})
+    one, eight = grids
+    assert eight == one + 7 * PROMPT["kv_heads"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
