@@ -475,7 +475,8 @@ def expert_sum_kernel(
         is_chosen = _choices(experts, slots, pair, (row + 1) * CHOICES, CHOICES, EXPERTS) >= 0
         factor = tl.load(factors + pair).to(tl.float32)
         place = rows + pair.to(tl.int64) * WIDTH + column
-        value = tl.load(place, mask=inside & is_chosen, other=0.0).to(tl.float32)
+        # A load of all rows does not wait for the choices; those of no expert are undefined.
+        value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         total += tl.where(is_chosen, value * factor, 0.0)
     result, place = total.to(out.dtype.element_ty), row.to(tl.int64) * WIDTH + column
     if shared is not None:

@@ -123,7 +123,8 @@ def choose_product(
         if dtype == torch.float64 or not starts_early:
             return None
         if dtype == torch.float32:
-            splits = choose_splits(inputs, -(-outputs // TILE), PLAIN_PROGRAMS * processors, bits)
+            tiles = -(-outputs // TILE)
+            splits = choose_splits(inputs, tiles, PLAIN_PROGRAMS * processors, bits, least=1)
             tile = min(64, max(16, triton.next_power_of_2(rows)))
             return TiledProduct(TILE, tile, splits, num_stages=2, early_bytes=0)
         is_divided = outputs % PLAIN_TILE == 0 and inputs % BLOCK == 0
@@ -212,7 +213,9 @@ def steps(inputs: int, bits: int) -> int:
     return pairs(inputs) if bits == 4 else blocks(inputs)
 
 
-def choose_splits(inputs: int, tiles: int, programs: int, bits: int) -> int:
+def choose_splits(
+    inputs: int, tiles: int, programs: int, bits: int, least: int = LEAST_BLOCKS
+) -> int:
     """Return the parts of the inputs that give at most so many programs; no part is empty.
 
     A part has whole steps. Parts of equal length are preferred: their loop has no conditions.
@@ -222,8 +225,9 @@ def choose_splits(inputs: int, tiles: int, programs: int, bits: int) -> int:
         tiles: Tiles of the outputs.
         programs: Programs that the device should get.
         bits: Bits of a number of the weight.
+        least: Blocks that a part has at least.
     """
-    whole, least = steps(inputs, bits), max(1, LEAST_BLOCKS // blocks_of_step(bits))
+    whole, least = steps(inputs, bits), max(1, least // blocks_of_step(bits))
     most = min(max(1, whole // least), max(1, programs // tiles))
     equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
     return equal if 2 * equal > most else -(-whole // -(-whole // most))
