@@ -274,10 +274,9 @@ class RequestQueue:
         if request.matcher is not None:
             with request.matching():
                 bitmask = root_bitmask(request.matcher, self._checks.vocab_size)
-        left = request.max_tokens - request.num_tokens
         ids = (*request.prompt_ids, *request.output_ids)
         outputs = len(request.output_ids)
-        return Prefill(request.row, request.sampling, left, ids, bitmask, outputs)
+        return Prefill(request.row, request.sampling, request.tokens_left, ids, bitmask, outputs)
 
     def _has_room_for(self, request: Request) -> bool:
         if len(self._admitted) >= self._max_running or not self._memory.available_rows:

@@ -158,6 +158,11 @@ class Request(VerifySteps):
         return min(self.context_limit, len(self.prompt_ids) + self.sampling.max_new_tokens)
 
     @property
+    def tokens_left(self) -> int:
+        """Most tokens that the request can still generate; 0 if it has finished."""
+        return 0 if self.is_finished else self.max_tokens - self.num_tokens
+
+    @property
     def open_matcher(self) -> TokenMatcher | None:
         """The matcher while the request goes on, else ``None``."""
         return None if self.is_finished else self.matcher

@@ -150,7 +150,7 @@ class RequestMemory:
             rows += [row] * (last - first)
             columns += range(first, last)
             slots += held[first:last]
-        index = to_device([rows, columns, slots], self.pool.device)
+        index = to_device([*rows, *columns, *slots], self.pool.device).view(3, -1)  # in one copy
         table = self.pool.req_to_token
         table[index[0], index[1]] = index[2].to(table.dtype)
         return True

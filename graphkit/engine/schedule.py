@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -176,6 +177,8 @@ class Schedule:
     ) -> None:
         """Run at least one step for the running requests, after ``make_room``.
 
+        No step runs if the tokens on their way to the host are the last ones of all requests.
+
         Args:
             batch: The running requests.
             is_anyone_waiting: Whether a request waits for another one to end.
@@ -183,9 +186,10 @@ class Schedule:
         """
         if is_prefilling and self._lengths is not None:  # a prompt ran since the step before
             self._lengths.pause()
-        self._slots.take(1)
-        self._enqueue(batch)
-        self._deliver(len(self._pending) - 1)
+        if goes_on := self._goes_on(batch):
+            self._slots.take(1)
+            self._enqueue(batch)
+        self._deliver(len(self._pending) - goes_on)
 
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
@@ -241,6 +245,16 @@ class Schedule:
                 for request, count in zip(batch.requests, accepted, strict=True)
             ],
         )
+
+    def _goes_on(self, batch: RunningBatch, steps: int = 0) -> bool:
+        """Return whether a request may have tokens left after what is on its way to the host.
+
+        Args:
+            batch: The running requests.
+            steps: Steps that have been launched. Like each report, a step has a token or more.
+        """
+        reports = Counter(chain.from_iterable(pending.requests for pending in self._pending))
+        return any(request.tokens_left > reports[request] + steps for request in batch.requests)
 
     def _deliver(self, count: int) -> None:
         """Wait for the oldest reports and deliver them."""
@@ -314,6 +328,9 @@ class DeviceSchedule(Schedule):
             super().advance(batch, is_anyone_waiting=is_anyone_waiting, is_prefilling=is_prefilling)
             return
         if not self._streams:
+            if not self._goes_on(batch):
+                self._deliver(len(self._pending))
+                return
             self._is_interrupted = False
             self._by_row = {request.row: request for request in batch.requests}
             most = 1 if is_prefilling else self._slots.steps_at_once
@@ -321,6 +338,7 @@ class DeviceSchedule(Schedule):
             self._deliver(len(self._pending))  # first tokens and eager steps precede the loop's
         is_last = is_anyone_waiting or is_prefilling or self._is_interrupted
         is_next_due = len(self._streams) == 1 and not is_last
+        is_next_due = is_next_due and self._goes_on(batch, self._launched_steps)
         if is_next_due and self._slots.make_room(batch.requests, self._launched_steps):
             self._launch(batch, self._slots.steps_at_once, is_anyone_waiting=False)
         self._read()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -140,9 +140,12 @@ def driver_version() -> str:
     return next(iter(answer.stdout.split()), "")
 
 
-def to_device(values: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Copy host integers to the device, as int64."""
-    return copied_to(device, torch.tensor(values, dtype=torch.int64))
+def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Copy host integers to the device, [N] int64."""
+    if not values:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    # torch.tensor takes seven times as long for a list of thousands of tokens.
+    return copied_to(device, torch.frombuffer(array("q", values), dtype=torch.int64))
 
 
 def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:

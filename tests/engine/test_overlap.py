@@ -82,6 +82,18 @@ def test_v2_returns_the_tokens_of_a_step_in_the_next_call(make_engine, task):
     )
 
 
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("tokens", [1, 2, 9, 16, 17, 40])
+def test_no_step_runs_behind_the_last_token(make_engine, task, tokens, generation):
+    """The host knows that each step generates a token."""
+    engine = make_engine(algorithm="NONE", generation=generation, steps_per_launch=8)
+    engine.capture()
+    before = engine.runners[0].stats.replays
+    requests = engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=tokens))
+    assert [len(request.output_ids) for request in requests] == [tokens] * 2
+    assert engine.runners[0].stats.replays - before == tokens - 1
+
+
 @pytest.fixture
 def only_cpu(device):
     if device == "cuda":

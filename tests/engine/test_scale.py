@@ -119,3 +119,11 @@ def test_a_pool_does_no_more_work_with_more_slots(make):
     assert least_large < least_small + 1024
     least_making = min(making.memory for _, making in large)
     assert least_making < 2 * LARGE, "a list of ints needs eight bytes for each"
+
+
+def test_the_slots_of_a_long_prompt_take_few_instructions_of_python():
+    """An engine allocates and frees them between two steps of all other requests."""
+    pool, count = TokenSlotAllocator(LARGE), 4096
+    with Work() as work:
+        pool.free(pool.alloc(count).tolist())
+    assert work.instructions < 16 * count

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from numbers import Integral
 
 import torch
 
 from graphkit.config import is_int, require_int
 from graphkit.engine.kv.contracts import require_device
 from graphkit.errors import AttentionError, short_repr
+from graphkit.graphs.devices import to_device
 from graphkit.ops.inference import allocates
 
 
@@ -33,9 +35,12 @@ class FreeList:
         """Return how many numbers are free."""
         return len(self._freed) + self.count + 1 - self._next
 
-    def is_allocated(self, number: int) -> bool:
-        """Return whether a number is allocated; False for a number out of range."""
-        return 1 <= number < self._next and number not in self._freed
+    def first_free(self, numbers: Collection[int]) -> int | None:
+        """Return the first of some numbers that is free or out of range; ``None`` if none is."""
+        is_inside = not numbers or (min(numbers) >= 1 and max(numbers) < self._next)
+        if is_inside and self._freed.keys().isdisjoint(numbers):  # without a loop of Python
+            return None
+        return next(n for n in numbers if not 1 <= n < self._next or n in self._freed)
 
     def alloc(self, n: int) -> list[int]:
         """Allocate ``n`` numbers, at most as many as are free; smallest first in a new list."""
@@ -53,7 +58,7 @@ class FreeList:
 
     def free(self, numbers: Sequence[int]) -> None:
         """Free distinct numbers that are allocated. ``alloc`` returns them in the same order."""
-        assert all(map(self.is_allocated, numbers)), "the caller checks what it frees"
+        assert self.first_free(numbers) is None, "the caller checks what it frees"
         self._freed |= dict.fromkeys(reversed(numbers))
 
 
@@ -62,7 +67,8 @@ def ints_to_free(owner: str, values: object) -> list[int]:
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     if isinstance(listed, Iterable):
         numbers = list(listed)
-        if all(map(is_int, numbers)):
+        kinds = {*map(type, numbers)}
+        if all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
             return numbers
     raise AttentionError(f"{owner} cannot free {short_repr(values)}. Pass what alloc returned.")
 
@@ -109,7 +115,7 @@ class TokenSlotAllocator:
                 f"{self._pages.count * self.page_size} are free. Free the slots of finished "
                 "requests, or use a larger KV pool."
             )
-        first = torch.tensor(self._pages.alloc(count), dtype=torch.int64)
+        first = to_device(self._pages.alloc(count), torch.device("cpu"))
         slots = (first[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
         return slots.to(self.device, non_blocking=True)
 
@@ -122,13 +128,12 @@ class TokenSlotAllocator:
         """
         numbers = ints_to_free("TokenSlotAllocator", slots)
         count = self._whole_pages(len(numbers), "free")
-        pages = list(dict.fromkeys(slot // self.page_size for slot in numbers))
-        for page in pages:
-            if not self._pages.is_allocated(page):
-                raise AttentionError(
-                    f"TokenSlotAllocator cannot free slot {page * self.page_size}: it is "
-                    "already free or was never allocated. Free each slot of alloc once."
-                )
+        pages = list(dict.fromkeys([slot // self.page_size for slot in numbers]))
+        if (page := self._pages.first_free(pages)) is not None:
+            raise AttentionError(
+                f"TokenSlotAllocator cannot free slot {page * self.page_size}: it is already free "
+                "or was never allocated. Free each slot of alloc once."
+            )
         if len(pages) != count or len(set(numbers)) != len(numbers):
             raise AttentionError(
                 f"TokenSlotAllocator got {len(numbers)} slots of {len(pages)} pages of "
@@ -208,7 +213,7 @@ class ReqToTokenPool:
                     f"ReqToTokenPool cannot free row {row}: expected 1 to {self.size}, since "
                     "row 0 belongs to pad rows. Free only rows that alloc returned."
                 )
-            if row in freed or not self._rows.is_allocated(row):
+            if row in freed or self._rows.first_free([row]) is not None:
                 raise AttentionError(
                     f"ReqToTokenPool row {row} is already free. Free each row once."
                 )

@@ -225,8 +225,8 @@ def assign(state: RequestState, prefills: Sequence[Prefill]) -> None:
             prefill.row, len(prefill.token_ids) - 1, prefill.max_new_tokens, sampling.top_k,
             sampling.seed or 0, kind, least_length(sampling, prefill.prompt_length),
         ]  # fmt: skip
-        numbers.append([*ints, *bits, *stops])
-    values = to_device(numbers, state._device)
+        numbers += [*ints, *bits, *stops]
+    values = to_device(numbers, state._device).view(len(prefills), -1)
     int_columns, bit_columns, stop_ids = values.split((7, 6, MAX_STOP_IDS), dim=1)
     index, seq_lens, remaining, top_ks, seeds, kind_words, least_lens = int_columns.unbind(1)
     floats_of = bit_columns.int().view(torch.float32)

@@ -88,7 +88,7 @@ class RequestChecks:
 
     def _valid_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         try:
-            ids = tuple(operator.index(token) for token in prompt_ids)
+            ids = tuple(map(operator.index, prompt_ids))
         except TypeError as error:
             raise _prompt_error(
                 f"is not a sequence of token ids: {error}", "Pass a sequence of ints."
@@ -99,8 +99,8 @@ class RequestChecks:
             raise _prompt_error(
                 "is empty", "Pass at least one token, or give an engine a bos_token_id."
             )
-        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if outside is not None:
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             raise _prompt_error(
                 f"contains token {outside}, but the vocabulary has {self.vocab_size} tokens",
                 f"Use ids from 0 to {self.vocab_size - 1}.",
