@@ -105,16 +105,19 @@ def test_a_linear_that_splits_by_the_number_of_rows_is_named(splits, text):
     assert text in finding.text
 
 
-class LeftLinear(nn.Linear):
-    """A linear layer that a load leaves to torch: it has a buffer of its own."""
+class LeftLinear(nn.Module):
+    """A linear layer that a load leaves to torch: its weight [K, N] is transposed."""
 
-    def __init__(self, *sizes, **options):
-        super().__init__(*sizes, **options)
-        self.register_buffer("own", torch.zeros(()))
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+
+    def forward(self, x):
+        return x @ self.weight
 
 
 @pytest.mark.gpu
-def test_a_linear_of_cublas_is_named():
+def test_a_product_of_cublas_is_named():
     """On an H200 its sums of 64 rows are divided in another way than those of 1 to 48."""
     config = LlamaConfig(
         vocab_size=4096, hidden_size=4096, intermediate_size=512, num_hidden_layers=2,
@@ -122,16 +125,16 @@ def test_a_linear_of_cublas_is_named():
     )  # fmt: skip
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
     attention = model.model.layers[0].self_attn
-    left = LeftLinear(4096, 4096, bias=False, device="cuda", dtype=torch.bfloat16)
-    left.weight = attention.o_proj.weight
-    attention.o_proj = left
-    target = gk.models.load(model, row_invariant=True, check=False).target(**SETTINGS)
-    report = audit_target(target, only=["rows"], device="cuda")
+    attention.o_proj = LeftLinear(attention.o_proj)
+    loaded = gk.models.load(model, row_invariant=True, check=False)
+    assert "o_proj" in " ".join(loaded.row_dependences())
+    report = audit_target(loaded.target(**SETTINGS), only=["rows"], device="cuda")
+    assert report.findings, (loaded.row_dependences(), report.checks)
     finding = report.findings[0]
     assert finding.kind == "rounding depends on other rows"
     assert finding.module.endswith("model.layers.0.self_attn.o_proj")
     assert finding.kernel
-    assert "modeling_llama.py" in finding.source
+    assert "test_rows.py" in finding.source
 
 
 CHAINS = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
