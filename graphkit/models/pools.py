@@ -24,6 +24,7 @@ from graphkit.buffers import (
 from graphkit.buffers.attention import kv_pools
 from graphkit.config import BufferSizes
 from graphkit.engine.attention import (
+    LatentHeads,
     PagedAttention,
     PooledAttention,
     SdpaAttention,
@@ -158,15 +159,23 @@ class LayerGroupAttention(PooledAttention):
     ) -> torch.Tensor:
         """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
         group, index = self._place[layer]
-        if call.selected is not None:
+        pool = group.kv_pool
+        options: dict[str, Any] = {
+            "window": call.window, "softcap": call.softcap, "sinks_N": call.sinks,
+            "chunked": call.chunked,
+        }  # fmt: skip
+        is_of_latents = isinstance(pool, MLATokenToKVPool)
+        if call.selected is not None or (isinstance(call.heads, LatentHeads) and not is_of_latents):
             call = call.rotated()
         if call.heads is not None:
-            return group.attend_projected(
-                index, call.heads, out_cache_loc, metadata,
-                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
-            )[None].contiguous()  # fmt: skip
-        pool, rows = group.kv_pool, call.latents
-        if rows is not None and isinstance(pool, MLATokenToKVPool):
+            if isinstance(call.heads, LatentHeads):
+                attend: Any = group.attend_latents
+            else:
+                attend = group.attend_projected
+            attended = attend(index, call.heads, out_cache_loc, metadata, **options)
+            return attended[None].contiguous()  # type: ignore[no-any-return]
+        rows = call.latents
+        if rows is not None and is_of_latents:
             query = rows.projections.query(call.query[0].transpose(0, 1))
             key, value = (part[0].transpose(0, 1) for part in (rows.latents, rows.rotated))
         else:
@@ -175,10 +184,7 @@ class LayerGroupAttention(PooledAttention):
             size = pool.head_dim  # type: ignore[union-attr]
             query, key, value = (_padded_to(part[0].transpose(0, 1), size) for part in parts)
         if call.selected is None:
-            attended = group.attend(
-                index, query, key, value, out_cache_loc, metadata,
-                window=call.window, softcap=call.softcap, sinks_N=call.sinks, chunked=call.chunked,
-            )  # fmt: skip
+            attended = group.attend(index, query, key, value, out_cache_loc, metadata, **options)
         else:
             group.store(index, key, value, out_cache_loc)
             attended = group.attend_positions(

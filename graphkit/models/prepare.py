@@ -38,6 +38,7 @@ from graphkit.models import experts
 from graphkit.models.cache import IndexCache, LatentCache, PastLength
 from graphkit.models.forward import IMPLEMENTATION
 from graphkit.models.fusion import fuse_modules
+from graphkit.models.fusion.latents import LatentAttention
 from graphkit.models.fusion.observation import Run, random_logits
 from graphkit.models.layout import IndexLayer, ModelLayout, output_head
 from graphkit.models.probe import learn_layout
@@ -45,12 +46,13 @@ from graphkit.models.running import AttentionCall, LatentRows, SelectedKeys, run
 
 
 def convert_latents(model: PreTrainedModel, layout: ModelLayout) -> None:
-    """Let the modules with latent attention attend over latents; in place."""
+    """Let the modules with latent attention that are not replaced attend over latents; in place."""
     for layer in layout.attention:
-        if layer.latent is not None:
+        module = model.get_submodule(layer.name)
+        if layer.latent is not None and not isinstance(module.forward, LatentAttention):
             projection = model.get_submodule(layer.latent.projection)
             sizes = layer.heads, layer.key_size - layer.latent.rotated_size
-            module, argument = model.get_submodule(layer.name), layer.latent.cache_argument
+            argument = layer.latent.cache_argument
             module.forward = _over_latents(module.forward, projection, sizes, argument)
 
 
@@ -216,6 +218,11 @@ def prepare_model(
         layout = fuse_modules(
             owner or model, layout, run or partial(random_logits, model), model.device,
             longest=getattr(text, "max_position_embeddings", None),
+            latents={
+                model.get_submodule(layer.name): layer
+                for layer in layout.attention
+                if layer.latent is not None
+            },
             kept=[] if run else [output_head(model)],
         )  # fmt: skip
     convert_latents(model, layout)

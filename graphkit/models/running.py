@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from graphkit.buffers import Inputs
-from graphkit.engine.attention import AbsorbedProjections, ProjectedHeads
+from graphkit.engine.attention import AbsorbedProjections, LatentHeads, ProjectedHeads
 from graphkit.engine.kv import IndexKeyPool, RecurrentStatePool
 from graphkit.engine.kv.recurrent_rows import ScanRows, StateSlots
 from graphkit.engine.kv.scanned import ScanShape
@@ -70,7 +70,7 @@ class AttentionCall:
         softcap: Bound of the scores; 0 for none.
         sinks: A further score per query head, [N]; ``None`` for none.
         selected: The keys that each row attends to; ``None`` for all that it sees.
-        latents: The latents of the rows, of which ``key`` and ``value`` then have one; ``None``
+        latents: The latents of the rows, which ``key`` and ``value`` then do not have; ``None``
             without latent attention.
         others: Further arguments that are not ``None`` or false.
         heads: Projected heads that are rotated first, and take the place of the rows of the call;
@@ -89,13 +89,16 @@ class AttentionCall:
     selected: SelectedKeys | None
     others: dict[str, Any]
     latents: LatentRows | None = None
-    heads: ProjectedHeads | None = None
+    heads: ProjectedHeads | LatentHeads | None = None
 
     def rotated(self) -> AttentionCall:
         """Return the call with rotated rows."""
         if self.heads is None:
             return self
         query, key, value = (part.transpose(0, 1)[None] for part in self.heads.rotated())
+        if isinstance(self.heads, LatentHeads):
+            latents = LatentRows(key, value, self.heads.projections)
+            return replace(self, query=query, latents=latents, heads=None)
         return replace(self, query=query, key=key, value=value, heads=None)
 
     def expanded(self) -> AttentionCall:

@@ -78,7 +78,14 @@ def multiply(
     return product.view(*x.shape[:-1], len(weight))
 
 
-@register_op(differentiable=True)
+def empty_head_products(args: Any) -> torch.Tensor:
+    """Allocate the result of ``multiply_heads``, with the heads of a row side by side."""
+    heads, count, _ = args.rows.shape
+    out: torch.Tensor = args.rows.new_empty(count, heads, args.weight.shape[2])
+    return out.transpose(0, 1)
+
+
+@register_op(fake=empty_head_products, differentiable=True)
 def multiply_heads(
     rows: Annotated[torch.Tensor, "[H, T, K >= 1] floating-point"],
     weight: Annotated[torch.Tensor, "[H, K, C >= 1] rows.dtype"],
@@ -94,13 +101,13 @@ def multiply_heads(
         weight: The weight of each head.
 
     Returns:
-        The products.
+        The products, a transposed view of [T, H, C].
     """
     count = rows.shape[1]
     spare = -count % CPU_TILE if rows.device.type == "cpu" else 0
     if spare:
         rows = functional.pad(rows, (0, 0, 0, spare))
-    return torch.bmm(rows, weight)[:, :count]
+    return torch.bmm(rows, weight)[:, :count].transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def result_of(product: torch.Tensor, swiglu: bool, split_k_partials: bool) -> torch.Tensor:

@@ -37,8 +37,54 @@ def test_latents_are_kept_instead_of_keys_and_values():
     assert rows_of(loaded.target()) == {((1, 40), torch.float32)}
 
 
-def test_one_row_of_a_layer_is_expanded(monkeypatch):
+ROTATIONS = {
+    "deepseek_v2": (True, False), "deepseek_v3": (True, True), "minicpm3": (False, False),
+    "kimi_linear": None, "glm4_moe_lite": (True, True), "youtu": (True, True),
+}  # fmt: skip
+"""Whether neighbours are a pair, and whether pairs are split; ``None`` without a rotation."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_attention_over_latents_is_replaced(kind, dtype):
+    loaded = models.load(small_model(kind), device="cpu", dtype=dtype)
+    names = [layer.name for layer in loaded.layout.attention if layer.latent is not None]
+    assert names
+    for name in names:
+        assert loaded.layout.replaced[name] == "graphkit::store_latent_heads before attention"
+        attention = loaded.model.get_submodule(name).forward
+        rotation = attention.interleaved, attention.splits
+        assert rotation == (ROTATIONS[kind] or rotation)
+        assert attention.buffer.any() == (ROTATIONS[kind] is not None)
+
+
+def test_the_norm_of_latents_is_not_that_of_queries():
+    """Also where both have as many elements, and equal weights when the model is loaded."""
     loaded = models.load(small_model("deepseek_v3"), device="cpu")
+    for layer in loaded.layout.attention:
+        module = loaded.model.get_submodule(layer.name)
+        assert module.q_a_layernorm.weight.equal(module.kv_a_layernorm.weight)
+        assert module.forward.norm.weight is module.kv_a_layernorm.weight
+
+
+def test_queries_of_latents_have_one_product_and_one_kernel_more():
+    """Not a split, a rotation of each part, and a row of keys and values that nothing reads."""
+    loaded = models.load(small_model("deepseek_v3"), device="cpu")
+    with loaded.target(max_batch_size=2).runner(
+        gk.ForwardMode.TARGET_VERIFY, device="cpu", batch_sizes=[2]
+    ) as runner:
+        runner.capture()
+        (graph,) = runner.graphs.values()
+        names = [str(op.op) for op in graph.ops]
+    layers = len(loaded.layout.attention)
+    assert names.count("graphkit.store_latent_heads.default") == layers
+    assert names.count("graphkit.multiply_heads.default") == 2 * layers
+    assert not {"aten.cat.default", "aten.new_empty.default"} & {*names}
+
+
+def test_one_row_of_a_layer_is_expanded(monkeypatch):
+    """Of a module that is not replaced."""
+    loaded = models.load(small_model("deepseek_v3"), device="cpu", fuse=False)
     calls = []
     attend = pools.LayerGroupAttention.attend
 

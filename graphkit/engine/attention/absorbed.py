@@ -7,10 +7,14 @@ elements, R rank of the latents, V head size of values.
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
+from graphkit.ops.decoder import with_norm
+from graphkit.ops.latent_heads import rotate_pairs, store_latent_heads
 from graphkit.ops.linear import multiply_heads
 
 
@@ -59,9 +63,13 @@ class AbsorbedProjections:
         Shapes:
             query_TND: [T, N, P + E], the rotated part last. Returns [T, N, R + E].
         """
-        plain_TNP, rotated_TNE = query_TND.tensor_split([self._key_NPR.shape[1]], -1)
-        latent_NTR = multiply_heads(plain_TNP.transpose(0, 1), self._key_NPR)
+        latent_NTR, rotated_TNE = self.query_parts(query_TND)
         return torch.cat((latent_NTR.transpose(0, 1), rotated_TNE), -1)
+
+    def query_parts(self, query_TND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the parts of ``query``, [N, T, R] and [T, N, E]; the latter is a view."""
+        plain_TNP, rotated_TNE = query_TND.tensor_split([self._key_NPR.shape[1]], -1)
+        return multiply_heads(plain_TNP.transpose(0, 1), self._key_NPR), rotated_TNE
 
     def keys_and_values(self, latent_T1R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys of latents without their rotated part, and the values.
@@ -82,3 +90,55 @@ class AbsorbedProjections:
         """
         value_NTV = multiply_heads(attended_TNR.transpose(0, 1), self._value_NVR.transpose(1, 2))
         return value_NTV.transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentHeads:
+    """Projected rows of a layer with latent attention, before they are normalised and rotated.
+
+    Attributes:
+        query: [T, N, P + E], the part that is rotated last.
+        latents: Latents and the keys that are rotated, [T, R + E].
+        positions: [T] int32 or int64.
+        frequencies: Angle per position of each pair, [E / 2] float32.
+        weight: Weight of the norm of the latents, [R].
+        eps: Of the norm.
+        factor: See ``store_latent_heads``, like the next two.
+        interleaved: Whether neighbours are a pair.
+        splits: Whether interleaved pairs are split.
+        projections: The projections of the layer.
+    """
+
+    query: torch.Tensor
+    latents: torch.Tensor
+    positions: torch.Tensor
+    frequencies: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    factor: float
+    interleaved: bool
+    splits: bool
+    projections: AbsorbedProjections
+
+    def rotated(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rotated queries, [T, N, P + E], latents, [T, 1, R], and keys, [T, 1, E]."""
+        rank, size = len(self.weight), 2 * len(self.frequencies)
+        rotation = (
+            self.positions, self.frequencies, self.factor, self.interleaved, self.splits
+        )  # fmt: skip
+        plain, rotated = self.query.split([self.query.shape[-1] - size, size], -1)
+        latent, key = self.latents.split([rank, size], -1)
+        query = torch.cat((plain, rotate_pairs(rotated, *rotation)), -1)
+        latent, key = with_norm(latent, self.weight, self.eps), rotate_pairs(key, *rotation)
+        return query, latent[:, None], key[:, None]
+
+    def store(self, cache: torch.Tensor, loc_T: torch.Tensor) -> torch.Tensor:
+        """Store latents and keys, and return queries of latents, [T, N, R + E].
+
+        Shapes:
+            cache: [slots, 1, R + E], of an ``MLATokenToKVPool``. loc_T: [T] int64.
+        """
+        return store_latent_heads(
+            cache, loc_T, *self.projections.query_parts(self.query), self.latents, self.positions,
+            self.frequencies, self.weight, self.eps, self.factor, self.interleaved, self.splits,
+        )  # fmt: skip

@@ -25,6 +25,7 @@ from graphkit.ops.registration import OPS
 
 if TYPE_CHECKING:
     from graphkit.config import BufferSizes
+    from graphkit.engine.attention.absorbed import LatentHeads
     from graphkit.engine.kv.pool import TokenToKVPool
     from graphkit.ops.heads import ProjectedHeads
     from graphkit.spec.modes import ForwardMode
@@ -234,15 +235,47 @@ class PagedAttention(PooledAttention):
             AttentionError: See ``attend``.
         """
         tensors = heads.qkv, heads.query_weight, heads.key_weight
-        needs_grad = torch.is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad for tensor in tensors
-        )
-        own = type(self).attend, type(self).store
-        if needs_grad or own != (PagedAttention.attend, PagedAttention.store):
+        if not self._stores_by_ops(*tensors):
             return self.attend(layer, *heads.rotated(), out_cache_loc_T, metadata, **options)
         cache = self._cache_of(options.get("window", 0))
         query_TND = cache.store_rotated(layer, out_cache_loc_T, heads)
         return self.attend_stored(layer, query_TND, metadata, **options)
+
+    def attend_latents(
+        self,
+        layer: int,
+        heads: LatentHeads,
+        out_cache_loc_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Normalise and rotate this step's rows, then store and attend; see ``attend_projected``.
+
+        The pool is one of latents.
+
+        Shapes:
+            out_cache_loc_T: [T] int64. Returns the attended values, [T, N, V].
+        """
+        cache = self._cache_of(options.get("window", 0))
+        tensors = heads.query, heads.latents, heads.weight
+        if cache.stores_by_ops and self._stores_by_ops(*tensors):
+            query_TND = heads.store(cache.pool.get_key_buffer(layer), out_cache_loc_T)
+            attended = self.attend_stored(layer, query_TND, metadata, **options)
+        else:
+            query_TND, latent_T1R, key_T1E = heads.rotated()
+            query_TND = heads.projections.query(query_TND)
+            attended = self.attend(
+                layer, query_TND, latent_T1R, key_T1E, out_cache_loc_T, metadata, **options
+            )
+        return heads.projections.value(attended)
+
+    def _stores_by_ops(self, *tensors: torch.Tensor | None) -> bool:
+        """Return whether ops without gradients store rows that these tensors make."""
+        needs_grad = torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in tensors
+        )
+        own = type(self).attend, type(self).store
+        return not needs_grad and own == (PagedAttention.attend, PagedAttention.store)
 
     def _cache_of(self, window: int) -> PagedCache:
         """Return the cache of layers with a window, or of the others."""

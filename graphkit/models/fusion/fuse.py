@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from graphkit.models.fusion.heads import RotatedAttention, find_rotated_attention
+from graphkit.models.fusion.latents import LatentAttention
 from graphkit.models.fusion.linears import MergedLinears, merge_linears, plain_linears
 from graphkit.models.fusion.norms import defer_products, find_norms
 from graphkit.models.fusion.observation import (
@@ -26,7 +27,7 @@ from graphkit.models.fusion.observation import (
     run_at,
 )
 from graphkit.models.fusion.routers import find_routers, find_shared_experts
-from graphkit.models.layout import ModelLayout
+from graphkit.models.layout import AttentionLayer, ModelLayout
 from graphkit.models.quantization.linear import Linear, QuantizedLinear
 from graphkit.models.running import Intercepted
 from graphkit.ops.linear import project
@@ -91,6 +92,7 @@ def fuse_modules(
     device: torch.device,
     *,
     longest: int | None,
+    latents: Mapping[nn.Module, AttentionLayer] = MappingProxyType({}),
     kept: Collection[nn.Module] = (),
 ) -> ModelLayout:
     """Let modules of a model run through graphkit's ops, in place, and return what was replaced.
@@ -104,6 +106,7 @@ def fuse_modules(
         run: Runs it; see ``Run``.
         device: Its device.
         longest: Its largest number of positions; ``None`` if unknown.
+        latents: Modules with latent attention, and what the layout has of them.
         kept: Linear layers that are not merged. Their weights may be those of other modules, too.
     """
     near = torch.arange(ROWS, device=device)
@@ -138,10 +141,12 @@ def fuse_modules(
 
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
-    heads = find_rotated_attention(observed, linears, merged, norms)
+    heads = find_rotated_attention(observed, latents, linears, merged, norms)
     install(norms, "graphkit::rms_norm")
     install(networks, "graphkit::silu_and_mul within a product")
-    install(heads, "graphkit::store_rotated_heads before attention")
+    for kind, op in ((RotatedAttention, "rotated"), (LatentAttention, "latent")):
+        of_kind = {module: head for module, head in heads.items() if isinstance(head, kind)}
+        install(of_kind, f"graphkit::store_{op}_heads before attention")
     routers = find_routers(root)
     install(routers, "graphkit::linear and graphkit::choose_experts")
     blocks = find_shared_experts(root, routers, networks, linears)
@@ -213,7 +218,7 @@ def _without_unused(
     root: ModuleCall,
     run: Run,
     positions: torch.Tensor,
-    heads: Iterable[RotatedAttention],
+    heads: Iterable[RotatedAttention | LatentAttention],
 ) -> list[nn.Module]:
     """Omit modules of frequencies whose results nothing uses any more, and return them."""
     frequencies = {head.buffer.data_ptr() for head in heads}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch.nn.functional import pad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from graphkit.engine.attention import ProjectedHeads
+from graphkit.models.fusion.latents import LatentAttention, latent_candidates
 from graphkit.models.fusion.linears import MergedLinears
 from graphkit.models.fusion.norms import Norm
 from graphkit.models.fusion.observation import ModuleCall, agree, random_rows, run_at
+from graphkit.models.layout import AttentionLayer
 from graphkit.models.quantization.linear import QuantizedLinear
 from graphkit.models.running import AttentionCall, running_forward
 
@@ -87,11 +89,20 @@ class RotatedAttention:
 
 def find_rotated_attention(
     calls: Sequence[tuple[ModuleCall, torch.Tensor]],
+    latents: Mapping[nn.Module, AttentionLayer],
     linears: Collection[nn.Module],
     merged: Mapping[nn.Module, MergedLinears],
     norms: Mapping[nn.Module, Norm],
-) -> dict[nn.Module, RotatedAttention]:
-    """Return the called modules that are attention of rotated heads."""
+) -> dict[nn.Module, RotatedAttention | LatentAttention]:
+    """Return the called modules that are attention of rotated heads, or over latents.
+
+    Args:
+        calls: Observed calls of the model, each with its positions.
+        latents: Modules with latent attention, and what the layout has of them.
+        linears: Modules that are products.
+        merged: Those of them that are merged, with their group.
+        norms: Modules that are norms.
+    """
     root = calls[0][0]
     by_module: dict[nn.Module, list[tuple[ModuleCall, torch.Tensor]]] = defaultdict(list)
     for observed, positions in calls:
@@ -99,9 +110,14 @@ def find_rotated_attention(
             if call.attention and "forward" not in vars(call.module):
                 by_module[call.module].append((call, positions))
     frequencies = _frequencies(root.module)
-    replacements = {}
+    replacements: dict[nn.Module, RotatedAttention | LatentAttention] = {}
     for module, observations in by_module.items():
-        for candidate in _candidates(observations[0][0], linears, merged, norms, frequencies):
+        call = observations[0][0]
+        candidates: Iterator[RotatedAttention | LatentAttention] = chain(
+            _candidates(call, linears, merged, norms, frequencies),
+            latent_candidates(call, latents.get(module), linears, norms, frequencies),
+        )
+        for candidate in candidates:
             if all(_computes_the_same(candidate, *observation) for observation in observations):
                 replacements[module] = candidate
                 break
@@ -161,7 +177,7 @@ def _candidates(
 
 
 def _computes_the_same(
-    candidate: RotatedAttention, call: ModuleCall, positions: torch.Tensor
+    candidate: RotatedAttention | LatentAttention, call: ModuleCall, positions: torch.Tensor
 ) -> bool:
     """Compare a candidate with its module on random rows."""
     args, kwargs = list(call.args), dict(call.kwargs)
@@ -169,7 +185,7 @@ def _computes_the_same(
     arguments[candidate.place] = random_rows(arguments[candidate.place], seed=0)
     output, (attention,) = run_at(positions, call.module.forward, *args, **kwargs)
     got, (other,) = run_at(positions, candidate, *args, **kwargs)
-    return agree((output, *_values(attention)), (got, *_values(other)))
+    return agree((output, *_values(attention)), (got, *_values(other.expanded())))
 
 
 def _values(call: AttentionCall) -> list[Any]:

@@ -19,7 +19,12 @@ from graphkit.ops.kernels.launch import launch, wait_for_kernel_before
 from graphkit.ops.kernels.quantized_linear import finished, joined, launch_product
 from graphkit.ops.kernels.quantized_linear_config import Product, TiledProduct, choose_product
 from graphkit.ops.kernels.streamed_plain_config import FEW_PLAIN_ROWS
-from graphkit.ops.linear import MOST_ROWS_IN_PARTS, MOST_STEP_ROWS, multiply
+from graphkit.ops.linear import (
+    MOST_ROWS_IN_PARTS,
+    MOST_STEP_ROWS,
+    empty_head_products,
+    multiply,
+)
 from graphkit.ops.quantized_layout import BLOCK
 
 HEAD_TILE, HEAD_BLOCK = 64, 64
@@ -136,34 +141,33 @@ def multiply_heads_kernel(
         some = tl.load(left + first, mask=is_left, other=0.0)
         part = tl.load(right + first * weight_row_stride, mask=is_right, other=0.0)
         total = tl.dot(some, part, total, input_precision=PRECISION)
-    cells = out + (head * count + t)[:, None] * C + c[None, :]
+    cells = out + (t.to(tl.int64) * tl.num_programs(2) + head)[:, None] * C + c[None, :]
     is_cell = (t < count)[:, None] & (c < C)[None, :]
     tl.store(cells, total.to(out.dtype.element_ty), mask=is_cell)
 
 
-def launch_multiply_heads(args: Any, out: torch.Tensor) -> None:
+def launch_multiply_heads(args: Any) -> torch.Tensor:
     """Launch ``multiply_heads``."""
     rows, weight = args.rows, args.weight
+    by_cublas, by_kernel = partial(_heads_by_cublas, args), partial(_heads_by_kernel, args)
     can_add_in_order = not rows.is_cuda or has_dependent_launch(rows.device)
     if rows.dtype != torch.float64 and can_add_in_order:
         key = rows.shape, rows.stride(), weight.shape, weight.stride(), rows.dtype, rows.device
-        by_cublas = partial(torch.bmm, mat2=weight)
-        by_kernel = partial(_heads_by_kernel, args)
         is_large = rows.shape[1] > FEW_PLAIN_ROWS
         if not is_large or not _cublas_adds_in_order(key, rows, by_cublas, by_kernel):
-            _heads_by_kernel(args, rows, out)
-            return
-    torch.bmm(rows, weight, out=out)
+            return by_kernel(rows)
+    return by_cublas(rows)
 
 
-def _heads_by_kernel(
-    args: Any, rows: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the products of ``multiply_heads_kernel``, in ``out`` if it is given."""
+def _heads_by_cublas(args: Any, rows: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(rows, args.weight, out=empty_head_products(args._replace(rows=rows)))
+
+
+def _heads_by_kernel(args: Any, rows: torch.Tensor) -> torch.Tensor:
     rows = rows if rows.stride(2) == 1 else rows.contiguous()
     (heads, count, inputs), weight = rows.shape, args.weight
     columns = weight.shape[2]
-    out = rows.new_empty(heads, count, columns) if out is None else out
+    out = empty_head_products(args._replace(rows=rows))
     most = HEAD_TILE // 2 if rows.dtype == torch.float32 else HEAD_TILE  # as registers allow
     tile = min(most, max(16, triton.next_power_of_2(count)))
     grid = triton.cdiv(columns, HEAD_TILE), triton.cdiv(count, tile), heads

@@ -36,6 +36,7 @@ from graphkit.ops.kernels.push_collectives import (
 )
 from graphkit.ops.kernels.step_state import begin_step_kernel
 from graphkit.ops.kv_cache import buffer_table, move_kv, store_kv
+from graphkit.ops.latent_heads import store_latent_heads
 from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import argmax_rows
 from graphkit.ops.paged_attention import paged_attention
@@ -363,6 +364,9 @@ def early_cases():
     cache = zeros(64, 2, 64)
     yield store_kv, (cache, cache.clone(), ints.long(), cache[:2], cache[:2])
     yield store_rotated_heads, store_args(torch.bfloat16)
+    latents = zeros(64, 1, 576), ints.long(), zeros(16, 2, 512), zeros(2, 16, 64), zeros(2, 576)
+    rotation = ints, zeros(32, dtype=torch.float32), zeros(512), 1e-6, 1.0, True
+    yield store_latent_heads, (*latents, *rotation)
     tables = ints.new_zeros(2, 2048), ints, ints.new_zeros(3)
     yield paged_attention, (zeros(2, 4, 64), cache, cache, *tables, None, 1.0, 4, 1)
     tree = zeros(2, 1, 1, dtype=torch.bool)
@@ -503,7 +507,7 @@ def test_kernels_that_start_early_wait_before_they_read_or_write(monkeypatch):
         "rms_norm_kernel", "silu_and_mul_kernel", "rotated_heads_kernel", "store_kv_kernel",
         "embed_and_join_kernel",
         "paged_attention_kernel", "join_segments_kernel", "join_paths_kernel", "linear_kernel",
-        "sum_parts_kernel", "widen_kernel", "multiply_heads_kernel",
+        "sum_parts_kernel", "widen_kernel", "multiply_heads_kernel", "latent_heads_kernel",
         "begin_step_kernel", "finish_step_kernel", "store_tokens_kernel", "paged_metadata_kernel",
         "first_draft_rows_kernel", "draft_step_rows_kernel", "verify_rows_kernel",
         "pack_rows_kernel", "extend_rows_kernel", "argmax_rows_kernel", "top_candidates_kernel",

@@ -19,6 +19,7 @@ from graphkit.ops.decoder import (
 from graphkit.ops.heads import ProjectedHeads, rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import decoder, heads as head_kernels
 from graphkit.ops.kv_cache import FP8, store_kv
+from graphkit.ops.latent_heads import store_latent_heads
 from graphkit.ops.registration import OPS
 from op_devices import CPU, CUDA, INTERPRETER, by
 
@@ -380,6 +381,86 @@ def test_rotated_heads_share_no_memory(rows):
     found = rotated_heads(torch.ones(rows, 16), torch.arange(rows), FREQUENCIES, 2, 1)
     assert all(each.is_contiguous() for each in found)
     assert len({each.untyped_storage().data_ptr() for each in found}) == 3
+
+
+LATENT_SHAPES = [(0, 4, 32, 8), (1, 3, 24, 4), (5, 16, 512, 32), (300, 8, 64, 16)]
+"""Rows, heads, rank and rotated pairs."""
+
+
+def latent_arguments(shape, dtype, generator):
+    """Return the arguments of ``store_latent_heads`` up to ``eps``; rows and heads are views."""
+    rows, heads, rank, half = shape
+    cache = torch.randn(2 * rows + 3, 1, rank + 2 * half, generator=generator).to(dtype)
+    slots = torch.randperm(len(cache), generator=generator)[:rows]
+    latent = torch.randn(rows, heads, rank, generator=generator).to(dtype).transpose(0, 1)
+    columns = heads * (3 + 2 * half), rank + 2 * half
+    joint = 3 * torch.randn(rows, sum(columns), generator=generator).to(dtype)
+    query, latents = joint.split(columns, -1)
+    rotated = query.unflatten(-1, (heads, -1))[..., 3:]
+    positions = torch.randint(0, 5000, (rows,), generator=generator)
+    frequencies = 1.0 / 10000 ** (torch.arange(half) / half)
+    weight = torch.randn(rank, generator=generator).to(dtype)
+    return cache, slots, latent, rotated, latents, positions, frequencies, weight, 1e-6
+
+
+def turned(x, turn, interleaved, splits):
+    """Return heads, [T, N, 2 * F], times complex numbers, [T, F], in float64."""
+    pairs = x.double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    pairs = pairs if interleaved else pairs.mT
+    pairs = torch.view_as_real(
+        torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format)) * turn[:, None]
+    )
+    return (pairs if interleaved and not splits else pairs.mT).flatten(-2)
+
+
+@by(CPU, INTERPRETER, CUDA)
+@pytest.mark.parametrize(
+    "pairs", [(False, False), (True, False), (True, True)], ids=["halves", "neighbours", "split"]
+)
+def test_latents_are_normalised_rotated_and_stored(run, pairs):
+    generator = torch.Generator().manual_seed(2)
+    for shape, dtype in product(LATENT_SHAPES, DTYPES):
+        if run is INTERPRETER and shape[0] > 5:
+            continue
+        args = latent_arguments(shape, dtype, generator)
+        cache, slots, latent, rotated, latents, positions, frequencies, weight, eps = args
+        angles, rank = (positions[:, None] * frequencies).double(), shape[2]
+        turn = torch.polar(torch.full_like(angles, 1.25), angles)
+        wide = latents[:, :rank].double()
+        normed = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+        key = turned(latents[:, None, rank:], turn, *pairs)[:, 0]
+        stored = cache.double()
+        stored[slots, 0] = torch.cat([normed, key], -1)
+        query = torch.cat([latent.transpose(0, 1).double(), turned(rotated, turn, *pairs)], -1)
+        got = run(store_latent_heads, *args, 1.25, *pairs)
+        # Angles of float32 deviate by up to 3e-4 at these positions.
+        limit = {"rtol": ROUNDINGS * torch.finfo(dtype).eps, "atol": 5e-3}
+        torch.testing.assert_close(got.double(), query, **limit)
+        torch.testing.assert_close(cache.double(), stored, **limit)
+
+
+def test_a_row_of_latents_outside_the_cache_is_dropped_on_cuda_alone():
+    args = list(latent_arguments((2, 3, 24, 4), torch.float32, torch.Generator()))
+    args[1] = torch.tensor([len(args[0]), 1])
+    with pytest.raises(IndexError):
+        store_latent_heads(*args)
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "text"),
+    [
+        (0, lambda cache: cache[..., :-1], "cache"),
+        (2, lambda latent: latent[1:], "rotated_TNE"),
+        (3, lambda rotated: rotated.mT.contiguous().mT, "contiguous elements of a head"),
+        (4, lambda latents: latents.double(), "latents_TC"),
+        (7, lambda weight: weight[1:], "weight"),
+    ],
+)
+def test_latents_of_other_shapes_are_refused(index, change, text):
+    args = list(latent_arguments((2, 3, 24, 4), torch.float32, torch.Generator()))
+    args[index] = change(args[index])
+    with pytest.raises(AttentionError, match=rf"^store_latent_heads: .*{text}"):
+        store_latent_heads(*args)
 
 
 def test_results_that_are_not_used_need_no_gradient():

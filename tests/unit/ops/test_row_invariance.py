@@ -18,6 +18,7 @@ from graphkit.ops.heads import rotated_heads, store_rotated_heads
 from graphkit.ops.kernels import linear as plain_kernels
 from graphkit.ops.kernels.devices import has_dependent_launch
 from graphkit.ops.kv_cache import FP8
+from graphkit.ops.latent_heads import store_latent_heads
 from graphkit.ops.linear import linear, multiply_heads
 from graphkit.ops.logits import top_candidates
 from graphkit.ops.paged_attention import paged_attention
@@ -139,6 +140,21 @@ def stored_heads_case(run, count, dtype):
         return query, *(cache[1:] for cache in caches)
 
     return call, [qkv, positions]
+
+
+def latent_heads_case(run, count, dtype):
+    frequencies, weight = random(1, 4).abs(), random(2, 24).to(dtype)
+    latent, rotated = random(3, count, 3, 24).to(dtype), random(4, count, 3, 8).to(dtype)
+    latents, positions = random(5, count, 32).to(dtype), torch.randint(0, 30_000, (count,))
+
+    def call(latent, *others):
+        cache = torch.zeros(len(latent) + 1, 1, 32, dtype=dtype)
+        slots, latent = torch.arange(1, len(latent) + 1), latent.transpose(0, 1)
+        *rows, positions = others
+        args = cache, slots, latent, *rows, positions, frequencies, weight, 1e-6
+        return run(store_latent_heads, *args), cache[1:]
+
+    return call, [latent, rotated, latents, positions]
 
 
 def sampling_case(run, count, dtype):
