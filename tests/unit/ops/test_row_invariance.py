@@ -15,7 +15,7 @@ import quantized_cases
 from graphkit.ops.decoder import add_rms_norm, embed_and_join, rms_norm, silu_and_mul
 from graphkit.ops.experts import choose_experts, expert_linear, expert_sum
 from graphkit.ops.heads import rotated_heads, store_rotated_heads
-from graphkit.ops.kernels import linear as plain_kernels
+from graphkit.ops.kernels import latent_heads, linear as plain_kernels
 from graphkit.ops.kernels.devices import has_dependent_launch
 from graphkit.ops.kv_cache import FP8
 from graphkit.ops.latent_heads import store_latent_heads
@@ -143,12 +143,12 @@ def stored_heads_case(run, count, dtype):
 
 
 def latent_heads_case(run, count, dtype):
-    frequencies, weight = random(1, 4).abs(), random(2, 24).to(dtype)
-    latent, rotated = random(3, count, 3, 24).to(dtype), random(4, count, 3, 8).to(dtype)
-    latents, positions = random(5, count, 32).to(dtype), torch.randint(0, 30_000, (count,))
+    frequencies, weight = random(1, 32).abs(), random(2, 512).to(dtype)
+    latent, rotated = random(3, count, 16, 512).to(dtype), random(4, count, 16, 64).to(dtype)
+    latents, positions = random(5, count, 576).to(dtype), torch.randint(0, 30_000, (count,))
 
     def call(latent, *others):
-        cache = torch.zeros(len(latent) + 1, 1, 32, dtype=dtype)
+        cache = torch.zeros(len(latent) + 1, 1, 576, dtype=dtype)
         slots, latent = torch.arange(1, len(latent) + 1), latent.transpose(0, 1)
         *rows, positions = others
         args = cache, slots, latent, *rows, positions, frequencies, weight, 1e-6
@@ -213,6 +213,22 @@ def test_rows_of_a_product_on_a_cpu(shape, dtype, threads, with_threads):
         assert differing_rows(lambda x, others=others: linear(x, *others), [x]) == []
     for x, *others in quantized_cases.cases("cpu", [DTYPES[dtype]], [ROWS[CPU]], [shape]):
         assert differing_rows(lambda x, others=others: quantized_linear(x, *others), [x]) == []
+
+
+def test_the_norm_of_latents_has_one_launch_configuration(monkeypatch):
+    """Warps share the sum of squares: with other warps it has another order."""
+    options = []
+    monkeypatch.setattr(
+        latent_heads, "launch", lambda _kernel, _grid, _args, **others: options.append(others)
+    )
+    for rows in (1, 7, 300, 5000):
+        call, tensors = latent_heads_case(INTERPRETER, rows, torch.bfloat16)
+        call(*tensors)
+    numbers = [
+        {name: value for name, value in each.items() if not torch.is_tensor(value)}
+        for each in options
+    ]
+    assert all(each | {"slots": 0} == numbers[0] | {"slots": 0} for each in numbers)
 
 
 @by(CPU, INTERPRETER, CUDA)
