@@ -17,7 +17,6 @@ from graphkit.graphs import (
     Backend,
     CapturedGraph,
     CaptureFailure,
-    GraphSequence,
     SizeTable,
     StateSnapshot,
 )
@@ -143,42 +142,29 @@ class SizeCapture:
             before = divisions
 
     def _run(self, size: int) -> None:
-        """Run all stages of a size without a graph."""
+        """Run the step of a size without a graph."""
         self._buffers.prepare(size)
         self._post(size)
-        for stage in self._step.graph_functions(size):
-            stage()
+        self._step.graph_function(size)()
 
     def _one(self, size: int, warm_ups: int) -> CapturedGraph:
         self._buffers.prepare(size)
-        stages = self._step.graph_functions(size)
-        graphs: list[CapturedGraph] = []
+        function = self._step.graph_function(size)
         try:
             for _ in range(warm_ups):
                 self._post(size)
-                for stage in stages:
-                    self._backend.warm_up(stage)
+                self._backend.warm_up(function)
             self._post(size)
-            for stage in stages:
-                graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
+            return self._backend.capture(function, self._attribution)
         except CaptureFailure as failure:
-            close_graphs(graphs)
-            raise self._diagnose(size, stages) or failure from failure.__cause__
-        except BaseException:
-            close_graphs(graphs)
-            raise
-        return graphs[0] if len(graphs) == 1 else GraphSequence(graphs)
-
-    def _diagnose(self, size: int, stages: Sequence[Callable[[], Any]]) -> CaptureFailure | None:
-        self._post(size)
-        failures = (self._backend.diagnose(stage) for stage in stages)
-        return next((failure for failure in failures if failure is not None), None)
+            self._post(size)
+            raise self._backend.diagnose(function) or failure from failure.__cause__
 
     def _post(self, size: int) -> None:
-        """Post the batch that the first stage reads."""
+        """Post the batch that the next run of the step reads."""
         self._buffers.mailbox.rewind()  # a failed run may have left its entry unread
         batch = None if self._make_batch is None else self._make_batch(size)
-        with self._buffers.posted(batch):  # the next stage to run reads it
+        with self._buffers.posted(batch):
             pass
         self._step.plan_on_host(batch or self._buffers.view(size), size)
 

@@ -8,9 +8,8 @@ predicted is inserted at the request's ``select_index``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -29,57 +28,24 @@ from graphkit.spec import ForwardMode, SpecConfig
 
 
 class MultiLayerStep(Step[LayersOutput]):
-    """Runs the layers in order, as one stage or as one stage per layer.
+    """Runs the layers in order."""
 
-    Attributes:
-        one_graph: Whether the chain is one stage.
-    """
-
-    one_graph = True
-
-    def stages(self, inputs: MultiLayerDraftExtendInputs) -> tuple[Callable[[], Any], ...]:
-        """Return the chain as one stage, or one stage per layer."""
+    def whole(self, inputs: MultiLayerDraftExtendInputs) -> LayersOutput:
+        """Compute metadata and layers, and return the outputs of all, [B, S, ...] each."""
+        self.attend(inputs)
         chain = _Chain(self, inputs)
-        layers = tuple(partial(chain.layer, i) for i in range(len(self.forward)))
-        return (lambda: [layer() for layer in layers][-1],) if self.one_graph else layers
+        layers = [chain.layer(i).tensors() for i in range(len(self.forward))]
+        common = [name for name in layers[0] if all(name in layer for layer in layers)]
+        return LayersOutput(
+            **{name: torch.stack([layer[name] for layer in layers], 1) for name in common}
+        )
 
 
 class _Chain:
-    """Runs the layers over one view of the inputs, which it does not change.
-
-    A layer passes new tensors to the next one. Between two graphs of a size these are memory of the
-    pool. They stay valid until the second graph has run, because nothing runs in between.
-    """
+    """Runs the layers once over the inputs, which it does not change."""
 
     def __init__(self, step: MultiLayerStep, inputs: MultiLayerDraftExtendInputs) -> None:
-        self._step, self._window = step, inputs
-        self._inputs = inputs
-        self._made: list[LastRowOutput] = []
-
-    def layer(self, index: int) -> LastRowOutput:
-        """Run one layer. The last one returns the output of all layers."""
-        if index == 0:
-            self._begin()
-        window, is_last = self._window, index == len(self._step.forward) - 1
-        allowed = {"token": window.num_tokens, "request": window.batch_size}
-        logits, hidden_states = self._step.draft_rows(self._step.forward[index](window), allowed)
-        made = self._selected(logits, hidden_states)
-        self._made.append(made)
-        if is_last:
-            return self._all()
-        if hidden_states is None or hidden_states.shape[0] != window.num_tokens:
-            raise OutputError(
-                f"layer {index} returned no hidden state for each of its {window.num_tokens} rows. "
-                "The next layer reads them: return hidden_states [T, D]."
-            )
-        assert made.topk_index is not None, "a layer always selects"
-        self._window = self._moved_on(made.topk_index, hidden_states)
-        return made
-
-    def _begin(self) -> None:
-        inputs = self._inputs
-        self._step.attend(inputs)
-        self._made = []
+        self._step, self._inputs = step, inputs
         width, tokens, lengths = inputs.tokens_per_request, inputs.num_tokens, inputs.lengths
         if lengths is None:
             self._starts = torch.arange(0, tokens, width, device=inputs.input_ids.device)
@@ -89,6 +55,23 @@ class _Chain:
             self._starts = lengths.cumsum(0) - lengths
             self._select = inputs.select_index
         self._window = replace(inputs, select_index=self._select)
+
+    def layer(self, index: int) -> LastRowOutput:
+        """Run one layer, and make the window of the next one."""
+        window, is_last = self._window, index == len(self._step.forward) - 1
+        allowed = {"token": window.num_tokens, "request": window.batch_size}
+        logits, hidden_states = self._step.draft_rows(self._step.forward[index](window), allowed)
+        made = self._selected(logits, hidden_states)
+        if is_last:
+            return made
+        if hidden_states is None or hidden_states.shape[0] != window.num_tokens:
+            raise OutputError(
+                f"layer {index} returned no hidden state for each of its {window.num_tokens} rows. "
+                "The next layer reads them: return hidden_states [T, D]."
+            )
+        assert made.topk_index is not None, "a layer always selects"
+        self._window = self._moved_on(made.topk_index, hidden_states)
+        return made
 
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:
         """Return the rows at ``select_index``, with their top-k."""
@@ -118,14 +101,6 @@ class _Chain:
         rotate_input_ids(input_ids, self._starts, lengths, topk_index, self._select)
         return replace(self._window, input_ids=input_ids, hidden_states=hidden_states)
 
-    def _all(self) -> LayersOutput:
-        """Return the outputs of all layers, [B, S, ...] each."""
-        layers = [made.tensors() for made in self._made]
-        common = [name for name in layers[0] if all(name in layer for layer in layers)]
-        return LayersOutput(
-            **{name: torch.stack([layer[name] for layer in layers], 1) for name in common}
-        )
-
 
 class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
     """Catches up and drafts with a chain of S layers: S tokens deep, K candidates each.
@@ -138,8 +113,6 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
             ``input_ids`` and ``hidden_states`` are its window. It returns a ``ForwardOutput`` or
             ``DraftExtendOutput`` with hidden states of every row, which the next layer reads, and
             logits of every row or only of the rows at ``select_index``.
-        one_graph: Whether the chain is one graph per size. If not, each layer has its own graph.
-            The results are the same.
         num_front_tokens: Rows before the W of each request that run again, so that the layers
             overwrite the KV of rejected drafts there.
 
@@ -165,7 +138,6 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         sizes: BufferSizes,
         attention: AttentionBackend | None = None,
         inputs_type: type[MultiLayerDraftExtendInputs] | None = None,
-        one_graph: bool = True,
         num_front_tokens: int = 0,
         **options: Unpack[RunnerOptions],
     ) -> None:
@@ -184,4 +156,3 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         super().__init__(
             layers, spec=spec, sizes=sizes, attention=attention, inputs_type=inputs_type, **options
         )
-        self.step.one_graph = one_graph  # type: ignore[attr-defined]

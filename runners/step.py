@@ -29,7 +29,7 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 
 class Step(Generic[OutputT]):
-    """Runs the forward of a mode. A mode whose step is more than one forward overrides ``stages``.
+    """Runs the forward of a mode. A mode whose step is more than one forward overrides ``whole``.
 
     Args:
         forward: The user's forward, or a tuple with one forward per layer.
@@ -67,13 +67,6 @@ class Step(Generic[OutputT]):
         self._output_check = OutputCheck(named, output_type.rows(spec, sizes))
         self._draft_check = OutputCheck(named, DraftExtendOutput.rows(spec, sizes))
 
-    def stages(self, inputs: Any) -> tuple[Callable[[], OutputT], ...]:
-        """Return the functions that compute a batch, one per captured graph.
-
-        The last one returns the output.
-        """
-        return (lambda: self.whole(inputs),)
-
     def whole(self, inputs: Any) -> OutputT:
         """Compute metadata and forward, and return the checked output."""
         self.attend(inputs)
@@ -107,42 +100,47 @@ class Step(Generic[OutputT]):
             check.check_field("hidden_states", hidden_states, allowed)
         return logits, hidden_states
 
-    def padded_stages(self, size: int) -> tuple[Callable[[], OutputT], ...]:
-        """Return the stages over the buffers at a captured size. They do not refresh the inputs."""
+    def padded_function(self, size: int) -> Callable[[], OutputT]:
+        """Return the step over the buffers at a captured size. It does not refresh the inputs."""
         inputs = self.buffers.view(size)
         if self.buffers.capacity.ragged:
             inputs.width = self.buffers.capacity.tokens_per_request
-        return self._without_gradients(self.stages(inputs))
 
-    def graph_functions(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
-        """Return the functions that graphs of a size capture: the refresh and the padded stages.
+        @torch.no_grad()
+        def padded() -> OutputT:
+            return self.whole(inputs)
 
-        Each returns its output's tensors by name.
+        return padded
+
+    def graph_function(self, size: int) -> Callable[[], dict[str, torch.Tensor]]:
+        """Return the function that the graph of a size captures: the refresh and the padded step.
+
+        It returns the output's tensors by name.
         """
-        first, *others = self.padded_stages(size)
+        padded = self.padded_function(size)
 
         def refreshed() -> OutputT:
             with scope(Stage.REFRESH):
                 self.buffers.refresh(size)
-            return first()
+            return padded()
 
-        return tuple(partial(stage_tensors, stage) for stage in (refreshed, *others))
+        return partial(output_tensors, refreshed)
 
     def padded(self, batch: Any, size: int) -> OutputT:
-        """Run the functions that graphs of a size capture, without a graph.
+        """Run the function that the graph of a size captures, without a graph.
 
         Args:
             batch: Live rows, checked; ``None`` runs pads alone.
-            size: A captured size. Its graphs must not be in flight.
+            size: A captured size. Its graph must not be in flight.
 
         Returns:
             All rows, pads included.
         """
         self.buffers.prepare(size)
         self.plan_on_host(self.buffers.view(size) if batch is None else batch, size)
-        functions = self.graph_functions(size)
+        function = self.graph_function(size)
         with self.buffers.posted(batch):
-            made = [function() for function in functions][-1]
+            made = function()
         return self.output_type(**made)
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
@@ -155,8 +153,9 @@ class Step(Generic[OutputT]):
         Raises:
             InputError: A field is missing or wrong; its name is in the text.
         """
-        stages = self._without_gradients(self.stages(self._on_device(batch, without)))
-        return [stage() for stage in stages][-1]
+        inputs = self._on_device(batch, without)
+        with torch.no_grad():
+            return self.whole(inputs)
 
     def plan_on_host(self, batch: Any, size: int) -> None:
         """Announce a batch to an attention backend that plans on the host."""
@@ -214,11 +213,6 @@ class Step(Generic[OutputT]):
             yield
         finally:
             self.forward = forward
-
-    def _without_gradients(
-        self, stages: tuple[Callable[[], OutputT], ...]
-    ) -> tuple[Callable[[], OutputT], ...]:
-        return tuple(torch.no_grad()(stage) for stage in stages)
 
     def check_unpadded(self, batch: Any) -> None:
         """Refuse a batch that ``unpadded`` cannot run, in the checking mode also for its values.
@@ -296,7 +290,7 @@ def _scoped(forward: Any) -> Any:
     return in_scope
 
 
-def stage_tensors(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
-    """Run a stage and return its output's tensors by name."""
+def output_tensors(step: Callable[[], Output]) -> dict[str, torch.Tensor]:
+    """Run a step and return its output's tensors by name."""
     with scope(Stage.STEP):
-        return stage().tensors()
+        return step().tensors()

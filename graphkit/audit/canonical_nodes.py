@@ -71,28 +71,25 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
     """Return the nodes of a runner's graph in their canonical form, in order.
 
     Args:
-        graph: A ``CudaGraph``, a ``RecordedGraph``, or a ``GraphSequence`` of them.
+        graph: A ``CudaGraph`` or a ``RecordedGraph``.
         names: As for ``inspect_graph``. State and inputs are compared by name on the recorder.
     """
-    graphs: Sequence[Any] = getattr(graph, "graphs", (graph,))
-    if isinstance(graphs[0], RecordedGraph):
-        return tuple(_recorder_nodes(graphs, names))
-    return tuple(_cuda_nodes(graphs, names))
+    if isinstance(graph, RecordedGraph):
+        return tuple(_recorder_nodes(graph, names))
+    return tuple(_cuda_nodes(graph, names))
 
 
-def _cuda_nodes(graphs: Sequence[CudaGraph], names: NamedTensors) -> Iterator[CanonicalNode]:
-    host, pool = HostMemory(), MemoryMap({}, memory_segments(), graphs[0].graph.pool())
+def _cuda_nodes(graph: CudaGraph, names: NamedTensors) -> Sequence[CanonicalNode]:
+    host, pool = HostMemory(), MemoryMap({}, memory_segments(), graph.graph.pool())
     memory = CanonicalMemory(
+        graph.allocations,
         pool,
         MemoryMap(names),
         lambda address: address in host and not memory_kind(address),
-        lambda block: _device_digest(block, graphs[0].device),
+        lambda block: _device_digest(block, graph.device),
     )
-    for graph in graphs:
-        memory.add_graph(graph.allocations)
-        yield from _canonical_nodes(
-            DriverWalk(graph.graph.raw_cuda_graph()).nodes, graph.origins, memory
-        )
+    nodes = DriverWalk(graph.graph.raw_cuda_graph()).nodes
+    return _canonical_nodes(nodes, graph.origins, memory)
 
 
 def _canonical_nodes(
@@ -129,11 +126,8 @@ def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _recorder_nodes(
-    graphs: Sequence[RecordedGraph], names: NamedTensors
-) -> Iterator[CanonicalNode]:
-    ops = tuple(op for graph in graphs for op in graph.ops)
-    for op, node in zip(ops, recorded_nodes(ops, (), names), strict=True):
+def _recorder_nodes(graph: RecordedGraph, names: NamedTensors) -> Iterator[CanonicalNode]:
+    for op, node in zip(graph.ops, recorded_nodes(graph.ops, (), names), strict=True):
         values = (*op.args, *op.kwargs.values())
         tensors = {value.data_ptr(): value for value in values if isinstance(value, torch.Tensor)}
         arguments = tuple(_canonical_argument(argument, tensors) for argument in node.arguments)
@@ -201,6 +195,7 @@ class CanonicalMemory:
     """Rewrites the addresses in the arguments of a graph's nodes.
 
     Args:
+        allocations: What the operations of the graph allocated, in order.
         pool: Finds memory by the blocks of the allocator. The graph's own pool is ``pool``.
         named: Finds memory that has a name, such as that of weights. Its contents are not read.
         is_host: Returns whether an address is one of host memory that no kernel can use.
@@ -209,6 +204,7 @@ class CanonicalMemory:
 
     def __init__(
         self,
+        allocations: Iterable[Allocation],
         pool: MemoryMap,
         named: MemoryMap,
         is_host: Callable[[int], bool],
@@ -217,11 +213,7 @@ class CanonicalMemory:
         self._pool, self._named = pool, named
         self._is_host, self._digest = is_host, digest
         self._digests: dict[int, str] = {}
-        self._held = _HeldAllocations()
-
-    def add_graph(self, allocations: Sequence[Allocation]) -> None:
-        """Go on with the next graph of a sequence, which may read the memory of those before it."""
-        self._held.add_graph(allocations)
+        self._held = _HeldAllocations(allocations)
 
     def arguments(
         self, node: int, parameters: Iterable[Parameter], origin: NodeOrigin
@@ -266,17 +258,12 @@ class CanonicalMemory:
 class _HeldAllocations:
     """The allocation at each address while the nodes of a graph pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocations: Iterable[Allocation]) -> None:
         self._begins: list[int] = []
         self._held: list[tuple[int, int]] = []
         """End and number of the allocation at the same place of ``_begins``."""
-        self._coming: deque[Allocation] = deque()
+        self._coming = deque(allocations)
         self._count = 0
-
-    def add_graph(self, allocations: Iterable[Allocation]) -> None:
-        while self._coming:
-            self._add(self._coming.popleft())
-        self._coming.extend(allocations)
 
     def advance(self, node: int) -> None:
         """Add what was allocated by the operations up to that of a node."""

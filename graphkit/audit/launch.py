@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
+from graphkit.graphs import CudaBackend, StateSnapshot
 from graphkit.graphs.driver import checked
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
@@ -53,22 +53,21 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
     with torch.cuda.device(runner.device):
         for size, graph in sorted(runner.graphs.items()):
             with log.check(Audit.LAUNCH, runner.mode.name, size) as check:
-                graphs = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
-                own_us = _launch_us(runner, size, graphs)
-                report_launch(runner.inspect(size), own_us, check, len(graphs))
+                own_us = _launch_us(runner, size, graph)
+                report_launch(runner.inspect(size), own_us, check)
 
 
-def report_launch(record: GraphRecord, own_us: float, check: Check, launches: int = 1) -> None:
+def report_launch(record: GraphRecord, own_us: float, check: Check) -> None:
     """Extend the text of a check by a launch, and report it if it is far above a linear graph's.
 
-    ``own_us`` is the host time of all ``launches``, one after the other.
+    ``own_us`` is the host time of the launch.
     """
     nodes = count_of(len(record.nodes), "node")
     per_node = own_us / max(len(record.nodes), 1)
     branches = _branches_text(record)
     parts = check.text, f"{nodes} launch in {own_us:.1f} us ({per_node:.3f} per node)", branches
     check.text = "; ".join(filter(None, parts))
-    if own_us <= _SLOW * _LINEAR_US * launches or per_node <= _LINEAR_US_PER_NODE:
+    if own_us <= _SLOW * _LINEAR_US or per_node <= _LINEAR_US_PER_NODE:
         return
     kinds = Counter(node.kind for node in record.nodes if node.kind != "kernel")
     others = ", ".join(count_of(count, f"{kind} node") for kind, count in sorted(kinds.items()))
@@ -81,7 +80,7 @@ def report_launch(record: GraphRecord, own_us: float, check: Check, launches: in
     check.report(
         FindingKind.SLOW_LAUNCH,
         f"the launch of {nodes} takes {own_us:.1f} us of host time, {per_node:.2f} per node; a "
-        f"linear graph takes about {_LINEAR_US * launches:g}. It has {what}.",
+        f"linear graph takes about {_LINEAR_US:g}. It has {what}.",
         cause=cause,
         advice=advice,
         after=f"{own_us:.1f} us",
@@ -103,13 +102,13 @@ def log_streams(count: int, log: AuditLog) -> None:
         check.text = f"{count_of(count, 'stream')} in use; {ONE_STREAM_ADVICE}"
 
 
-def launch_us(graphs: Sequence[Any], prepare: Callable[[], object]) -> float:
-    """Return the median host microseconds of the launches of graphs, from an idle device.
+def launch_us(graph: Any, prepare: Callable[[], object]) -> float:
+    """Return the median host microseconds of a launch of a graph, from an idle device.
 
     Launches on the current stream, and waits for the device after each measurement.
 
     Args:
-        graphs: Each a ``CudaGraph`` with an executable; launched one after the other.
+        graph: A ``CudaGraph`` with an executable.
         prepare: Called before each measurement.
 
     Raises:
@@ -118,22 +117,21 @@ def launch_us(graphs: Sequence[Any], prepare: Callable[[], object]) -> float:
     from cuda.bindings import driver
 
     launch, samples = driver.cuGraphLaunch, []
-    executables = [driver.CUgraphExec(graph.graph.raw_cuda_graph_exec()) for graph in graphs]
+    executable = driver.CUgraphExec(graph.graph.raw_cuda_graph_exec())
     stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
     for _ in range(REPETITIONS):
         prepare()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        results = [launch(executable, stream) for executable in executables]
+        result = launch(executable, stream)
         samples.append((time.perf_counter() - began) * 1e6)
         torch.cuda.synchronize()
-        for result in results:
-            checked(result)
+        checked(result)
     return median(samples[_WARM_UPS:])
 
 
-def _launch_us(runner: Runner[Any, Any], size: int, graphs: Sequence[Any]) -> float:
-    """Measure the launches of a captured size on a batch of pads."""
+def _launch_us(runner: Runner[Any, Any], size: int, graph: Any) -> float:
+    """Measure the launch of a captured size on a batch of pads."""
 
     def post_pads() -> None:  # the refresh of the graph reads an entry
         with runner.buffers.posted():
@@ -142,7 +140,7 @@ def _launch_us(runner: Runner[Any, Any], size: int, graphs: Sequence[Any]) -> fl
     with StateSnapshot(restorable_state(runner), runner.device):
         runner.backend.wait_for_replays()
         runner.step.plan_on_host(runner.buffers.view(size), size)
-        return launch_us(graphs, post_pads)
+        return launch_us(graph, post_pads)
 
 
 def _branches_text(record: GraphRecord) -> str:

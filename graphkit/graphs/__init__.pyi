@@ -7,7 +7,6 @@ from graphkit.graphs.attribution import (
 from graphkit.graphs.backend import (
     Backend as Backend,
     CapturedGraph as CapturedGraph,
-    GraphSequence as GraphSequence,
     LoopGraph as LoopGraph,
 )
 from graphkit.graphs.capture_failure import CaptureFailure as CaptureFailure

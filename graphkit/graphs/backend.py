@@ -206,35 +206,3 @@ class Backend(Protocol):
         Called by a host that waits. Where loops run on the host, the oldest one advances.
         """
         ...
-
-
-class GraphSequence:
-    """Several captured graphs that are replayed one after the other as one step.
-
-    Implements ``CapturedGraph``. The last graph gives the output.
-    """
-
-    def __init__(self, graphs: Sequence[CapturedGraph]) -> None:
-        self.graphs = tuple(graphs)
-        self.output: Any = graphs[-1].output
-        self.num_nodes = sum(graph.num_nodes for graph in graphs)
-        self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
-        self.executable_bytes = sum(graph.executable_bytes for graph in graphs)
-        self.origins = tuple(origin for graph in graphs for origin in graph.origins)
-        self.allocations = tuple(allocation for graph in graphs for allocation in graph.allocations)
-
-    def replay(self) -> None:
-        """Replay every graph, in order."""
-        for graph in self.graphs:
-            graph.replay()
-
-    def pool_memory(self) -> list[PoolBlock]:
-        """Return the blocks of all graphs, each once."""
-        blocks = {block.begin: block for graph in self.graphs for block in graph.pool_memory()}
-        return list(blocks.values())
-
-    def close(self) -> None:
-        """Close every graph."""
-        for graph in self.graphs:
-            graph.close()
-        self.output = None

@@ -124,7 +124,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     }  # fmt: skip
     pools = {"req_to_token_pool": requests, "kv_pool": pool, "scale": None}
     step = RUNNER | {"attention": None, "inputs_type": None}
-    chain = step | {"forward": [forward] * 3, "one_graph": True, "num_front_tokens": 0}
+    chain = step | {"forward": [forward] * 3, "num_front_tokens": 0}
     head = RUNNER | {"inputs": HeadInputs, "output": HeadOutput, "tokens_per_request": None}
     batch = {"batch": sample_batch(), "padded_batch_size": 2}
     limits = {"tolerance": 1.0, "rtol": None, "atol": None}

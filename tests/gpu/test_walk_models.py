@@ -172,13 +172,12 @@ def test_a_compiled_function_stays_compiled(kept_graph):
     assert any("triton" in node.name for node in record.nodes)
 
 
-def test_a_sequence_of_layers_is_one_record():
+def test_a_chain_of_layers_is_one_record():
     target = reference_target("cuda", max_batch_size=4)
     mode = gk.ForwardMode.MULTI_LAYER_EAGLE
     with gk.MultiLayerEagleRunner(
         target.forwards[mode], spec=target.spec, sizes=target.sizes, batch_sizes=[4],
-        device="cuda", attention=target.attention[mode], one_graph=False,
-        mutable_state=target.mutable_state,
+        device="cuda", attention=target.attention[mode], mutable_state=target.mutable_state,
     ) as runner:  # fmt: skip
         runner.capture(attribution=gk.Attribution(target.weights))
         batch = target.batch(mode, 4, 1)

@@ -21,7 +21,7 @@ from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord, ReplayStats
 from graphkit.runners import StepRunner
 from graphkit.runners.capture import SizeCapture, capture_error
-from graphkit.runners.step import Step, stage_tensors
+from graphkit.runners.step import Step, output_tensors
 from graphkit.spec import ForwardMode
 
 LoopStep = Callable[[SpecStepInputs], SpecStepOutput]
@@ -31,9 +31,9 @@ LoopStep = Callable[[SpecStepInputs], SpecStepOutput]
 class _LoopBody(Step[SpecStepOutput]):
     """A step whose rows the loop writes, so that its graphs have no refresh."""
 
-    def graph_functions(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
-        """Return the padded stages alone."""
-        return tuple(partial(stage_tensors, stage) for stage in self.padded_stages(size))
+    def graph_function(self, size: int) -> Callable[[], dict[str, torch.Tensor]]:
+        """Return the padded step alone."""
+        return partial(output_tensors, self.padded_function(size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import nn
 
 from graphkit.errors import InspectError, short_repr
 from graphkit.graphs.attribution import Attribution
-from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.devices import environment
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.source_lines import named_tensors
@@ -59,11 +58,10 @@ def inspect_graph(
             or cuda-bindings are not installed; or an argument has a wrong type.
     """
     _check_arguments(names, attribution, replay)
-    graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     origins = attribution.origins if attribution is not None else getattr(graph, "origins", ())
     names = {"weight": named_tensors(names)} if isinstance(names, nn.Module) else names or {}
-    walk_type = RecorderWalk if isinstance(graphs[0], RecordedGraph) else CudaWalk
-    walk = walk_type(graphs, origins, names)
+    walk_type = RecorderWalk if isinstance(graph, RecordedGraph) else CudaWalk
+    walk = walk_type(graph, origins, names)
     unprofiled_us = walk.unprofiled_us(replay) if replay else None  # a profiler slows down launches
     launches = walk.launches(replay) if replay else ()
     nodes, timing = with_times(walk.nodes, walk.edges, launches)

@@ -1,4 +1,4 @@
-"""Nodes, edges and times of recorded graphs."""
+"""Nodes, edges and times of a recorded graph."""
 
 from __future__ import annotations
 
@@ -27,35 +27,33 @@ _TIMED_REPLAYS = 3
 
 
 class RecorderWalk:
-    """Reads recorded graphs; the counterpart of ``CudaWalk``.
+    """Reads a recorded graph; the counterpart of ``CudaWalk``.
 
     Attributes:
         nodes, edges, memory: As in a ``GraphRecord``, without times; there is no memory.
-        device: The graphs' device.
+        device: The graph's device.
 
     Raises:
-        InspectError: A graph was closed.
+        InspectError: The graph was closed.
     """
 
     backend, device, memory = "recorder", torch.device("cpu"), None
 
     def __init__(
-        self, graphs: Sequence[RecordedGraph], origins: Sequence[NodeOrigin], names: NamedTensors
+        self, graph: RecordedGraph, origins: Sequence[NodeOrigin], names: NamedTensors
     ) -> None:
-        if any(len(graph.ops) != graph.num_nodes for graph in graphs):
+        if len(graph.ops) != graph.num_nodes:
             raise InspectError("cannot inspect a closed graph. Inspect it before close().")
-        self._graphs = graphs
-        ops = tuple(op for graph in graphs for op in graph.ops)
-        self.nodes = list(recorded_nodes(ops, origins, names))
-        self.edges = tuple(recorded_edges(ops))
+        self._graph = graph
+        self.nodes = list(recorded_nodes(graph.ops, origins, names))
+        self.edges = tuple(recorded_edges(graph.ops))
 
     def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
         """Replay a few times, and return the time span of each operation per replay."""
         try:
             return [self._launch(replay) for _ in range(_TIMED_REPLAYS)]
         finally:
-            for graph in self._graphs:
-                graph.timestamps = None
+            self._graph.timestamps = None
 
     def unprofiled_us(self, replay: Callable[[], object]) -> float:
         """Return the median time of a replay without time stamps per operation, in us."""
@@ -67,11 +65,10 @@ class RecorderWalk:
         return median(times)
 
     def _launch(self, replay: Callable[[], object]) -> list[Span]:
-        for graph in self._graphs:
-            graph.timestamps = []
+        times: list[int] = []
+        self._graph.timestamps = times
         replay()
-        times = [both for graph in self._graphs for both in pairwise(graph.timestamps or [])]
-        pairs = zip(self.nodes, times, strict=False)
+        pairs = zip(self.nodes, pairwise(times), strict=False)
         return [Span(node.name, (), begin, end - begin) for node, (begin, end) in pairs]
 
 

@@ -178,8 +178,8 @@ def unprofiled_us(replay: Callable[[], object]) -> float:
     return median(times_ms) * 1e3
 
 
-def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:
-    """Profile replays of so many graphs each, and return the spans of each one, by start."""
+def profile_launches(replay: Callable[[], object]) -> list[list[Span]]:
+    """Profile replays of a graph, and return the spans of each one, by start."""
     replay()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
@@ -192,8 +192,7 @@ def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list
             span = Span(event.name(), _launch_grid(event), event.start_ns(), event.duration_ns())
             launches[event.correlation_id()].append(span)
     by_start = [sorted(spans, key=lambda span: span.start) for spans in launches.values()]
-    by_start.sort(key=lambda launch: launch[0].start)
-    return [list(chain(*by_start[at : at + graphs])) for at in range(0, len(by_start), graphs)]
+    return sorted(by_start, key=lambda launch: launch[0].start)
 
 
 def _launch_grid(event: Any) -> tuple[int, ...]:

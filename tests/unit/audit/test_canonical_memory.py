@@ -55,7 +55,12 @@ def capture(places, reads=None, table=(BASE, "#1"), scratch=15, base=BASE + (1 <
         base: First address of the pool.
     """
     at = {name: base + UNIT * place for name, place in zip(NAMES, places, strict=True)}
+    allocations = [
+        Allocation(at[name], at[name] + 64, None, name, "", True, node)
+        for node, name in enumerate(NAMES)
+    ]
     memory = CanonicalMemory(
+        allocations,
         MemoryMap(
             {},
             [
@@ -67,12 +72,6 @@ def capture(places, reads=None, table=(BASE, "#1"), scratch=15, base=BASE + (1 <
         MemoryMap({}),
         lambda _address: False,
         lambda _block: table[1],
-    )
-    memory.add_graph(
-        [
-            Allocation(at[name], at[name] + 64, None, name, "", True, node)
-            for node, name in enumerate(NAMES)
-        ]
     )
     nodes = []
     for node, name in enumerate(NAMES):
@@ -124,14 +123,12 @@ def test_a_place_that_a_later_tensor_took_is_the_later_one():
 
 def test_a_node_inside_of_another_reads_what_that_node_does():
     """Nodes of child graphs follow all nodes of the graph around them."""
+    place = BASE, BASE + UNIT
     memory = CanonicalMemory(
+        [Allocation(*place, None, "", "", True, 0), Allocation(*place, None, "", "", True, 1)],
         MemoryMap({}, [segment(BASE, ["active_allocated"] * 4, POOL)], POOL),
         MemoryMap({}), lambda _: False, lambda _: "",
     )  # fmt: skip
-    place = BASE, BASE + UNIT
-    memory.add_graph(
-        [Allocation(*place, None, "", "", True, 0), Allocation(*place, None, "", "", True, 1)]
-    )
     nodes = [
         DriverNode(kind="child graph", name="child graph"),
         DriverNode(kind="kernel", name="later", parameters=tuple(pointers(BASE))),
@@ -143,56 +140,39 @@ def test_a_node_inside_of_another_reads_what_that_node_does():
     assert numbers == [2, 1]
 
 
-def test_a_graph_reads_what_the_graph_before_it_allocated():
-    memory = CanonicalMemory(
-        MemoryMap({}, [segment(BASE, ["active_allocated"] * 4, POOL)], POOL),
-        MemoryMap({}), lambda _: False, lambda _: "",
-    )  # fmt: skip
-    memory.add_graph([Allocation(BASE + UNIT * 2, BASE + UNIT * 3, None, "", "", True, 5)])
-    memory.add_graph([])
-    ((data, _),) = memory.arguments(0, pointers(BASE + UNIT * 2 + 8), NodeOrigin())
-    assert data == (8).to_bytes(4, "little") + (1).to_bytes(4, "little")
-
-
-def test_the_graphs_of_a_device_are_read_by_driver_and_allocator(monkeypatch):
-    """A sequence of two graphs, whose second one reads what the first one made."""
+def test_a_graph_of_a_device_is_read_by_driver_and_allocator(monkeypatch):
+    """A graph of two nodes, whose second one reads what the first one made."""
     table = torch.arange(UNIT, dtype=torch.uint8)
-    kernels = {
-        1: [DriverNode(kind="kernel", name="first", parameters=tuple(pointers(BASE)))],
-        2: [
-            DriverNode(
-                kind="kernel", name="second", parameters=tuple(pointers(BASE + 8, table.data_ptr()))
-            )
-        ],
-    }
+    kernels = [
+        DriverNode(kind="kernel", name="first", parameters=tuple(pointers(BASE))),
+        DriverNode(
+            kind="kernel", name="second", parameters=tuple(pointers(BASE + 8, table.data_ptr()))
+        ),
+    ]
     segments = [
         segment(BASE, ["active_allocated"], POOL),
         segment(table.data_ptr(), ["active_allocated"], (0, 0)),
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: segments)
-    monkeypatch.setattr(
-        canonical_nodes, "DriverWalk", lambda handle: SimpleNamespace(nodes=kernels[handle])
-    )
+    monkeypatch.setattr(canonical_nodes, "DriverWalk", lambda handle: SimpleNamespace(nodes=handle))
     monkeypatch.setattr(canonical_nodes, "memory_kind", lambda _address: "")
     monkeypatch.setattr(
         canonical_nodes, "device_bytes",
         lambda address, size, _device: CudaDevice.host_bytes(address, address + size),
     )  # fmt: skip
 
-    def graph(handle, *allocations):
-        driver = SimpleNamespace(pool=lambda: POOL, raw_cuda_graph=lambda: handle)
-        return SimpleNamespace(
-            graph=driver, allocations=allocations, origins=(), device=torch.device("cpu")
-        )
-
-    made = graph(1, Allocation(BASE, BASE + 64, None, "", "", True, 0))
-    sequence = SimpleNamespace(graphs=[made, graph(2)])
-    first, second = canonical_nodes.canonical_nodes(sequence, {})
+    graph = SimpleNamespace(
+        graph=SimpleNamespace(pool=lambda: POOL, raw_cuda_graph=lambda: kernels),
+        allocations=[Allocation(BASE, BASE + 64, None, "", "", True, 0)],
+        origins=(),
+        device=torch.device("cpu"),
+    )
+    first, second = canonical_nodes.canonical_nodes(graph, {})
     assert [each.data[4] for each in (first.arguments[0], second.arguments[0])] == [1, 1]
     assert second.arguments[0].data[0] == 8
     (constant,) = second.arguments[1].constants
     moved = replace(constant, address=constant.address + UNIT)
     assert constant.is_same(moved)
-    named = canonical_nodes.canonical_nodes(sequence, {"weight": {"table": table}})
+    named = canonical_nodes.canonical_nodes(graph, {"weight": {"table": table}})
     (constant,) = named[1].arguments[1].constants
     assert not constant.is_same(replace(constant, address=constant.address + UNIT))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs import Attribution, GraphSequence, RecorderBackend, driver
+from graphkit.graphs import Attribution, RecorderBackend, driver
 from graphkit.graphs.host_memory import HostMemory, fill_stack
 
 
@@ -68,13 +68,6 @@ def test_the_memory_of_a_recorded_graph_is_that_of_its_results():
     assert graph.pool_memory() == []
 
 
-def test_a_sequence_has_the_memory_of_all_its_graphs_once():
-    first, second = capture(lambda: X + 1), capture(lambda: X + 2)
-    blocks = GraphSequence([first, second, first]).pool_memory()
-    expected = [*first.pool_memory(), *second.pool_memory()]
-    assert [block.begin for block in blocks] == [block.begin for block in expected]
-
-
 def test_an_attributed_capture_lists_its_allocations():
     def step():
         memory = torch.empty(4, dtype=torch.float64)
@@ -102,7 +95,6 @@ def test_each_capture_has_its_own_allocations():
     first = capture(lambda: X + 1, attribution)
     second = capture(lambda: X.sum() * 2, attribution)
     assert [len(graph.allocations) for graph in (first, second)] == [1, 2]
-    assert len(GraphSequence([first, second]).allocations) == 3
 
 
 BLOCK, PER_NODE = 2 << 20, 4000

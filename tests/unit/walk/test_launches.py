@@ -75,12 +75,6 @@ def test_events_are_grouped_by_launch_and_sorted_by_start(profiled):
     assert len(replays) == timing.REPLAYS + 1
 
 
-def test_launches_of_a_sequence_are_joined(profiled):
-    profiled([Event("ab"[i % 2], 9 - i, 10 * i, 5) for i in range(5)])
-    found = profile_launches(lambda: None, graphs=2)
-    assert [[s.name for s in each] for each in found] == [["a", "b"], ["a", "b"], ["a"]]
-
-
 @pytest.mark.parametrize("metadata", ["", "no json", '"stream": 7'])
 def test_a_span_may_have_no_grid(profiled, metadata):
     profiled([Event("a", 1, 10, 5, metadata=metadata)])

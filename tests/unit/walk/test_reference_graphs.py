@@ -92,29 +92,6 @@ def test_attribution_changes_no_operation(target, record):
     assert {(node.module, node.source, node.scope) for node in plain.nodes} == {("", "", "")}
 
 
-def test_a_sequence_of_graphs_is_one_record(target):
-    """One graph per layer gives the same record as one graph of all layers."""
-    mode = gk.ForwardMode.MULTI_LAYER_EAGLE
-    records = []
-    for one_graph in (True, False):
-        with gk.MultiLayerEagleRunner(
-            target.forwards[mode], spec=target.spec, sizes=target.sizes, batch_sizes=[SIZE],
-            device="cpu", attention=target.attention[mode], mutable_state=target.mutable_state,
-            one_graph=one_graph,
-        ) as runner:  # fmt: skip
-            runner.capture(attribution=gk.Attribution(target.weights))
-            batch = target.batch(mode, SIZE, 1)
-            records.append(runner.inspect(SIZE, replay=lambda r=runner, b=batch: r.replay(b)))
-    whole, sequence = records
-    origins = [[(n.op, n.module, n.source) for n in record.nodes] for record in records]
-    assert origins[0] == origins[1]
-    assert [(e.source, e.target) for e in whole.edges] == [
-        (e.source, e.target) for e in sequence.edges
-    ]
-    assert sequence.timing.replays == 3
-    assert all(node.duration_us for node in sequence.nodes)
-
-
 def test_the_record_has_user_scopes(target):
     mode = gk.ForwardMode.DECODE
     forward = target.forwards[mode]

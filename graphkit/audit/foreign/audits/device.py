@@ -69,7 +69,7 @@ class CudaDevice:
             graph: A graph with an executable. It is launched ``launch.REPETITIONS`` times.
             prepare: Called before each launch.
         """
-        return launch_us([_Replayed(graph)], prepare)
+        return launch_us(_Replayed(graph), prepare)
 
     # Memory.
 

@@ -171,7 +171,7 @@ def test_a_bisection_that_fails_still_reports_the_bug(capture, batch_of, watched
 
 
 @pytest.mark.usefixtures("unseen_numbers")
-def test_a_chain_of_graphs_is_bisected_as_one(capture):
+def test_a_chain_of_layers_is_bisected_as_one(capture):
     target = llama_target(max_batch_size=2)
     head, calls = target.forwards[LAYERS][1], {"scale": 1.0}
 
@@ -183,7 +183,7 @@ def test_a_chain_of_graphs_is_bisected_as_one(capture):
     forwards = [target.forwards[LAYERS][0], scaled_layer, target.forwards[LAYERS][2]]
     with gk.MultiLayerEagleRunner(
         forwards, spec=target.spec, sizes=target.sizes, batch_sizes=[2], device="cpu",
-        attention=target.attention[LAYERS], one_graph=False, mutable_state=target.mutable_state,
+        attention=target.attention[LAYERS], mutable_state=target.mutable_state,
     ) as runner:  # fmt: skip
         runner.capture()
         calls["scale"] = 0.5

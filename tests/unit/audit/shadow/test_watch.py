@@ -120,7 +120,7 @@ def test_a_padded_run_that_fails_before_it_reads_its_batch(capture, monkeypatch,
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
     with ShadowWatch(runner, every=1) as watch:
-        monkeypatch.setattr(type(runner.step), "graph_functions", lambda self, size: 1 / 0)
+        monkeypatch.setattr(type(runner.step), "graph_function", lambda self, size: 1 / 0)
         for _ in range(6):
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert [finding.kind for finding in watch.findings] == [FAILED]

@@ -70,14 +70,13 @@ def check(by_layer):
     return check
 
 
-@pytest.mark.parametrize("one_graph", [True, False], ids=["one graph", "graph per layer"])
 @pytest.mark.parametrize("logits", ["token", "request"], ids=["every row", "pruned"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_way_turns_the_windows(
-    chain, poison, check, assert_in_step, settings, logits, one_graph, assert_same
+    chain, poison, check, assert_in_step, settings, logits, assert_same
 ):
     """Also in buffers full of garbage, and at every size that holds the batch."""
-    case, layers, runner = chain(settings, logits=logits, one_graph=one_graph)
+    case, layers, runner = chain(settings, logits=logits)
     rng = np.random.default_rng(0)
     for seed, requests in enumerate([3, 1]):
         batch = windows(case, rng.integers(1, settings[1] + 2, requests), seed=seed)
@@ -90,13 +89,6 @@ def test_every_way_turns_the_windows(
         assert_same(runner.run_padded(batch), output)
         assert_same(runner.fall_back(batch), output)
     assert_in_step(runner)
-
-
-def test_one_graph_and_a_graph_per_layer_agree_to_the_bit(chain, assert_same):
-    (case, _, one), (_, _, each) = chain(), chain(one_graph=False)
-    for seed in range(8):
-        batch = windows(case, np.random.default_rng(seed).integers(1, 5, 1 + seed % 4), seed=seed)
-        assert_same(each.replay(batch, clone=True), one.replay(batch))
 
 
 @pytest.mark.parametrize("way", ["padded", "fall_back"])
@@ -176,9 +168,8 @@ def test_pads_of_the_buffers(chain, poison):
 
 
 @pytest.mark.parametrize("front", [1, 3])
-@pytest.mark.parametrize("one_graph", [True, False])
-def test_front_tokens_widen_the_windows(chain, check, front, one_graph):
-    case, _, runner = chain(front=front, one_graph=one_graph)
+def test_front_tokens_widen_the_windows(chain, check, front):
+    case, _, runner = chain(front=front)
     assert runner.tokens_per_request == 6 + front
     batch = windows(case, [4, 1, 2], front)
     assert batch.select_index.tolist() == [
@@ -214,9 +205,8 @@ def test_windows_of_another_width_fall_back(chain, check, width):
     assert runner.stats.fallbacks == {"wrong width": 1}
 
 
-@pytest.mark.parametrize("one_graph", [True, False])
-def test_a_staged_batch_is_a_batch(chain, check, stage, one_graph):
-    case, _, runner = chain(one_graph=one_graph)
+def test_a_staged_batch_is_a_batch(chain, check, stage):
+    case, _, runner = chain()
     for seed in range(6):
         batch = windows(case, [3, 1, 4], seed=seed)
         check(case, stage(runner, batch).replay(), batch)

@@ -88,15 +88,12 @@ def test_front_tokens_are_a_count(case, layers, front):
     assert caught.value.field == "num_front_tokens"
 
 
-@pytest.mark.parametrize("one_graph", [True, False])
 @pytest.mark.parametrize("hidden", ["nothing", "request"])
 @pytest.mark.parametrize("forgetful", [0, 1])
-def test_a_layer_that_forgets_hidden_states_is_refused(
-    case, make_model, batch, one_graph, hidden, forgetful
-):
+def test_a_layer_that_forgets_hidden_states_is_refused(case, make_model, batch, hidden, forgetful):
     """The next one reads a row for each of its own."""
     layers = [make_model(i, hidden=hidden if i == forgetful else "token") for i in range(3)]
-    runner = case.runner(MultiLayerEagleRunner, layers, one_graph=one_graph, capture=False)
+    runner = case.runner(MultiLayerEagleRunner, layers, capture=False)
     text = f"layer {forgetful} returned no hidden state for each of its"
     with pytest.raises(OutputError, match=text):
         runner.fall_back(batch)
@@ -105,11 +102,10 @@ def test_a_layer_that_forgets_hidden_states_is_refused(
     assert runner.status == "planned"
 
 
-@pytest.mark.parametrize("one_graph", [True, False])
 @pytest.mark.parametrize("hidden", ["nothing", "request"])
-def test_nobody_reads_those_of_the_last_layer(case, make_model, batch, one_graph, hidden):
+def test_nobody_reads_those_of_the_last_layer(case, make_model, batch, hidden):
     layers = [make_model(i, hidden=hidden if i == 2 else "token") for i in range(3)]
-    runner = case.runner(MultiLayerEagleRunner, layers, one_graph=one_graph)
+    runner = case.runner(MultiLayerEagleRunner, layers)
     output = runner.replay(batch)
     assert output.topk_index.shape == (2, 3, 2)
     assert (output.hidden_states is None) == (hidden == "nothing")
@@ -129,18 +125,14 @@ def test_rows_that_nobody_asked_for(case, layers, batch, rows):
         runner.fall_back(batch)
 
 
-@pytest.mark.parametrize(("one_graph", "per_size"), [(True, 1), (False, 3)])
-def test_a_size_counts_the_nodes_of_all_its_graphs(case, layers, one_graph, per_size):
+def test_a_size_counts_the_nodes_of_its_graph(case, layers):
     backend, records = Noting(), []
-    runner = case.runner(
-        MultiLayerEagleRunner, layers, one_graph=one_graph, backend=backend, capture=False
-    )
+    runner = case.runner(MultiLayerEagleRunner, layers, backend=backend, capture=False)
     record = runner.capture(progress=records.append)
-    assert len(backend.made) == 3 * per_size
-    for place, size in enumerate(records):
-        graphs = backend.made[place * per_size : (place + 1) * per_size]
-        assert size.num_nodes == sum(len(graph.ops) for graph in graphs) > 0
-        assert size.pool_bytes == sum(graph.pool_bytes for graph in graphs)
+    assert len(backend.made) == len(records) == 3
+    for graph, size in zip(backend.made, records, strict=True):
+        assert size.num_nodes == len(graph.ops) > 0
+        assert size.pool_bytes == graph.pool_bytes
     assert sorted(records, key=lambda size: size.batch_size) == list(record.modes[0].sizes)
     assert record.modes[0].mode == "MULTI_LAYER_EAGLE"
     runner.close()
@@ -150,7 +142,7 @@ def test_a_size_counts_the_nodes_of_all_its_graphs(case, layers, one_graph, per_
 @pytest.mark.parametrize("at", [1, 2], ids=["second", "last"])
 @pytest.mark.parametrize("when", ["first size", "smallest size"])
 def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step, at, when):
-    """Graphs of the layers before it, and of larger sizes, are closed; state is as it was."""
+    """Graphs of larger sizes are closed; state is as it was."""
     steps, failing = torch.zeros(1), [True]
 
     def counting(inputs):
@@ -166,15 +158,13 @@ def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step,
     chain[at] = forward
     backend = Noting()
     runner = case.runner(
-        MultiLayerEagleRunner, chain, one_graph=False, backend=backend,
-        mutable_state={"steps": steps},
-        capture=False,
-    )  # fmt: skip
+        MultiLayerEagleRunner, chain, backend=backend, mutable_state={"steps": steps}, capture=False
+    )
     with pytest.raises(CaptureError, match="MULTI_LAYER_EAGLE") as caught:
         runner.capture()
     assert caught.value.cause is CaptureCause.HOST_SYNCHRONISATION
     assert caught.value.batch_size == (4 if when == "first size" else 1)
-    assert len(backend.made) == (0 if when == "first size" else 6) + at
+    assert len(backend.made) == (0 if when == "first size" else 2)
     assert all(graph.ops == () for graph in backend.made)
     assert (runner.status, steps.item()) == ("planned", 0)
     assert_in_step(runner)
@@ -186,18 +176,15 @@ def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step,
     assert_in_step(runner)
 
 
-@pytest.mark.parametrize("one_graph", [True, False])
-def test_a_replay_that_fails_in_its_chain_loses_nothing(
-    case, layers, batch, assert_in_step, one_graph
-):
-    """An entry that the first graph consumed stays consumed if the second graph fails."""
+def test_a_replay_that_fails_in_its_chain_loses_nothing(case, layers, batch, assert_in_step):
+    """An entry that the refresh consumed stays consumed if a layer fails."""
     table = torch.arange(64)
 
     def forward(inputs):
         return layers[1](inputs), torch.nn.functional.embedding(inputs.positions, table[:, None])
 
     chain = [layers[0], lambda inputs: forward(inputs)[0], layers[2]]
-    runner = case.runner(MultiLayerEagleRunner, chain, one_graph=one_graph)
+    runner = case.runner(MultiLayerEagleRunner, chain)
     expected = runner.replay(batch, clone=True)
     for _ in range(5):
         bad = case.batch(
