@@ -85,7 +85,7 @@ class Dispatch:
         table: SizeTable,
         buffers: InputBuffers,
         inputs_type: type[StepInputs],
-        eager_reason: str = "",
+        eager_reason: str,
     ) -> None:
         self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
         self._checks = buffers.checks

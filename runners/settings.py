@@ -174,7 +174,7 @@ def check_draft_token_map(token_map: Any, sizes: BufferSizes, device: torch.devi
         )
 
 
-def is_checking(check: bool | None = None) -> bool:
+def is_checking(check: bool | None) -> bool:
     """Return whether the checking mode is on; ``None`` reads ``GRAPHKIT_CHECK``."""
     return os.environ.get("GRAPHKIT_CHECK") == "1" if check is None else check
 

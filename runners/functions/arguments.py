@@ -53,9 +53,7 @@ class Arguments:
             or a pad value is no number of its argument.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], name: str, example: Any, pad_values: Any = None
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, example: Any, pad_values: Any) -> None:
         self._fn, self.name = fn, name
         self._is_positional = False
         self._wrap: type[Any] | None = None

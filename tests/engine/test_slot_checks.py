@@ -285,7 +285,7 @@ def test_random_tables_against_a_search(device, seed):
     context, first, end, ahead, refused = 12, 2, 60, 2, 0
     state = RequestState(5, torch.device(device))
     slots = torch.zeros(6, context, dtype=torch.int32, device=device)
-    checks = SlotChecks(state, slots, ahead, first, end)
+    checks = SlotChecks(state, slots, ahead, first, end, max_path=1)
     for _ in range(120):
         row, length = draw.randint(1, 5), draw.randint(ahead + 2, context)
         state.remaining[row] = 0
@@ -296,7 +296,7 @@ def test_random_tables_against_a_search(device, seed):
             chosen[draw.randrange(length)] = draw.randint(-1, end + 1)
         slots[row, :length] = torch.tensor(chosen, dtype=torch.int32)
         wrong = wrong_entries(slots, state, ahead, row, length, first, end)
-        checks.enqueue_row(row, length)
+        checks.enqueue_row(row, length, length)
         if device == "cuda":
             torch.cuda.synchronize()
         if wrong:

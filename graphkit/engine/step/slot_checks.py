@@ -47,7 +47,7 @@ class SlotChecks:
         slots_ahead: int,
         first_slot: int,
         end_slot: int,
-        max_path: int = 1,
+        max_path: int,
     ) -> None:
         self._state, self._table, self._slots_ahead = state, req_to_token, slots_ahead
         self._max_path = max_path
@@ -74,7 +74,7 @@ class SlotChecks:
             "slot checks": self._finding, "slot checks, host": self._on_host,
         }  # fmt: skip
 
-    def enqueue_row(self, row: int, most: int, least: int | None = None) -> None:
+    def enqueue_row(self, row: int, most: int, least: int) -> None:
         """Check the slots of a new request. Enqueues only.
 
         On the CPU the next ``report`` raises; on a device a later one may.
@@ -83,13 +83,13 @@ class SlotChecks:
             row: The request row.
             most: Columns that the request can reach.
             least: Columns that must have a slot. An empty one behind them ends those that are
-                checked; ``None`` checks all.
+                checked.
         """
         device = self._table.device
         self._admissions = (self._admissions + 1) % _TAG
         self._growing[row] = most * _TAG + self._admissions
         rows = torch.full((1,), row, dtype=torch.int64, device=device)
-        least_B = torch.full_like(rows, most if least is None else least)
+        least_B = torch.full_like(rows, least)
         end_B = self._enqueue(rows, torch.zeros_like(rows), most, least_B)
         word = end_B * _TAG + self._admissions
         self._ends[row : row + 1].copy_(word, non_blocking=True)

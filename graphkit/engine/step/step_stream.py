@@ -46,7 +46,7 @@ class LoopReader:
         advance: Callable[[], None],
         check_device: Callable[[], None],
         *,
-        counts_lengths: bool = False,
+        counts_lengths: bool,
     ) -> None:
         self._counts_lengths, self.lengths = counts_lengths, Counter[int]()
         self.ring, self._advance, self._check_device = ring, advance, check_device

@@ -60,7 +60,7 @@ def writer():
 
 @pytest.fixture
 def reader(writer):
-    return LoopReader(writer.ring, lambda: None, lambda: None)
+    return LoopReader(writer.ring, lambda: None, lambda: None, counts_lengths=False)
 
 
 def take(ring):
@@ -221,7 +221,7 @@ class TestStream:
 def test_steps_are_counted_by_the_requests_that_took_part(writer, seed):
     """A request that has ended stays in the batch as a pad until a smaller size fits."""
     random, expected = Random(seed), Counter()
-    reader = LoopReader(writer.ring, lambda: None, lambda: None)
+    reader = LoopReader(writer.ring, lambda: None, lambda: None, counts_lengths=False)
     for launch in range(1, 6):
         live = random.randint(0, REQUESTS)
         for _ in range(random.randint(1, writer.room)):
