@@ -173,10 +173,13 @@ class Recaptures:
     def differences(self, baseline: Baseline, change: Change) -> DifferencesBySize:
         """Capture with a change, and return what differs from the baseline.
 
+        What differs without the change, too, is left out.
+
         Raises:
             CaptureError: The step cannot be captured with the change.
         """
-        return _differences(baseline.nodes, self.nodes(change), baseline.unset)
+        by_size = _differences(baseline.nodes, self.nodes(change), baseline.unset)
+        return _without(by_size, baseline.repeated)
 
     def confirmed(
         self, baseline: Baseline, change: Change, by_size: DifferencesBySize
@@ -250,6 +253,14 @@ def _differences(
     return {
         size: list(capture_differences(nodes, after[size], unset[size]))
         for size, nodes in before.items()
+    }
+
+
+def _without(by_size: DifferencesBySize, unchanged: DifferencesBySize) -> DifferencesBySize:
+    """Return the differences that captures without a change do not show."""
+    return {
+        size: [d for d in differences if not d.is_repeated_in(unchanged[size])]
+        for size, differences in by_size.items()
     }
 
 

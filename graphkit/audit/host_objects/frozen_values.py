@@ -193,7 +193,7 @@ class FrozenValues:
         recaptures = Recaptures(runner, start=with_values(before), batch_sizes=[size])
         runner.backend.wait_for_device()
         with recaptures.first_kept():
-            baseline = recaptures.baseline()
+            baseline = recaptures.baseline(is_repeated=True)
             for number, text, change in changes:
                 try:
                     by_size = recaptures.differences(baseline, change)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from graphkit.audit import audit_target
 from graphkit.audit.frozen_values.audit import audit_frozen_values
 from tiny_target import log_of, logits_of, small_target
 
@@ -230,3 +231,70 @@ def test_a_change_is_undone_when_a_capture_fails(model, settings):
     with pytest.raises(gk.CaptureError):
         audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
     assert settings.temperature == 0.5
+
+
+def scaled_data(model):
+    model.weight.data = model.weight.data * 1.0001
+
+
+def scaled_parameter(model):
+    model.weight = nn.Parameter(model.weight * 1.0001, requires_grad=False)
+
+
+REASSIGNED = pytest.mark.parametrize("reassign", [scaled_data, scaled_parameter])
+
+
+def found_in(forward, model, **dynamic):
+    """Return the findings of the audits that name frozen values and freed memory."""
+    target = small_target(logits_of(forward), weights=model, host_values=dynamic)
+    audits = ["frozen", "warmup", "pointers"]
+    return audit_target(target, only=audits, batch_sizes=[2, 4], device="cpu").findings
+
+
+def errors_of(findings):
+    """Return kind and kernel of the errors, without tensors that each call leaves."""
+    errors = [each for each in findings if each.severity == "error" and each.audit != "warmup"]
+    return [(each.kind, each.kernel) for each in errors]
+
+
+@REASSIGNED
+def test_a_weight_that_each_call_reassigns_follows_no_change_of_the_host(model, settings, reassign):
+    def reads_new(i):
+        reassign(model)
+        return model(i.input_ids)
+
+    def reads_old(i):
+        weight = model.weight
+        reassign(model)
+        return nn.functional.embedding(i.input_ids, weight)
+
+    for forward in (reads_new, reads_old):
+        heat = (setter(settings, "temperature"), [0.5, 0.25])
+        findings = found_in(forward, model, heat=heat)
+        assert {kind for kind, _ in errors_of(findings)} == {"freed memory"}
+        assert not [each for each in findings if each.audit == "frozen"]
+
+
+@REASSIGNED
+def test_a_frozen_number_is_found_beside_a_weight_that_each_call_reassigns(
+    model, settings, reassign
+):
+    def forward(i):
+        reassign(model)
+        return model(i.input_ids) / settings.temperature + settings.steps
+
+    heat = (setter(settings, "temperature"), [0.5, 0.25])
+    findings = found_in(forward, model, heat=heat)
+    assert errors_of(findings) == [("frozen value", "div"), ("freed memory", "mul")]
+    assert "follows `heat` (0.5, then 0.25)" in findings[0].text
+    (note,) = (each for each in findings if (each.audit, each.severity) == ("frozen", "note"))
+    assert (note.kind, note.kernel, note.before) == ("frozen value", "add", "2")
+
+
+def test_a_weight_that_each_call_makes_of_a_host_value_follows_it(model, settings):
+    def forward(i):
+        model.weight = nn.Parameter(torch.tensor([settings.temperature]), requires_grad=False)
+        return i.input_ids[:, None] * model.weight.expand(32)
+
+    heat = (setter(settings, "temperature"), [0.5, 0.25])
+    assert ("frozen value", "mul") in errors_of(found_in(forward, model, heat=heat))

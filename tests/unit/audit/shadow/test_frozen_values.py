@@ -35,7 +35,7 @@ def test_a_number_that_no_graph_keeps_may_change(capture, batch_of, watched, sca
     for _ in range(2):
         model.steps += 1
         assert watched(runner, [batch_of(3)], bisect=True).findings == []
-    assert len(captures) == 2  # with the old and the new value, the first time
+    assert len(captures) == 3  # twice with the old and once with the new value, the first time
     assert model.steps == 1002
 
 
@@ -86,3 +86,16 @@ def test_a_number_that_is_none_any_more(capture, batch_of, watched, scaled, valu
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     kind = "frozen value" if value == 2 else "shadow failed"
     assert finding.kind == kind
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_weight_that_each_call_reassigns_keeps_no_number(capture, batch_of, watched, is_kept):
+    def mix(model, hidden, _inputs):
+        model.head.weight.data = model.head.weight.data * 1.0001
+        return hidden * (model.scale if is_kept else 1.0)
+
+    runner, model = capture(mix)
+    model.scale = 0.5
+    findings = watched(runner, [batch_of(3)], bisect=True).findings
+    frozen = [each for each in findings if each.kind == "frozen value"]
+    assert [each.names for each in frozen] == [("Tiny.scale",)] * is_kept
