@@ -46,6 +46,13 @@ class CaptureDifference:
         places = ((d.node, d.argument, d.offset) for d in others if d.is_memory)
         return (self.node, self.argument, self.offset) in places
 
+    def is_address(self, nodes: Sequence[Node]) -> bool:
+        """Return whether an address differs, of memory that is live or that was freed."""
+        if self.is_memory or self.argument is None or self.offset is None:
+            return self.is_memory
+        pointers = nodes[self.node].arguments[self.argument].pointers
+        return any(pointer.offset <= self.offset < pointer.offset + 8 for pointer in pointers)
+
     def facts(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Return what ``Check.report`` takes to name what differs, and where."""
         return {

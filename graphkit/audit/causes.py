@@ -16,7 +16,9 @@ _EARLIER: Mapping[str, Sequence[str]] = {
 }
 """For an audit, the audits that run before it and may report the same cause."""
 _REPLACED = (FindingKind.FREED_MEMORY, FindingKind.REPLACED_BUFFER)
-"""What makes captures differ."""
+"""What makes captures differ in the memory that they read."""
+REPLACED_MEMORY = "replaced memory"
+"""Cause of captures that differ in nothing but the memory that they read."""
 
 
 def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -63,7 +65,7 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         if finding.audit == Audit.FROZEN and _argument(finding) in named_by_shadow:
             continue  # shadow reports it with the name of the host number
-        if finding.kind == FindingKind.NONDETERMINISTIC_CAPTURE and any(
+        if finding.cause == REPLACED_MEMORY and any(
             other.kind in _REPLACED and {*finding.modes} <= {*other.modes} for other in findings
         ):
             continue  # each capture reads the tensor that the one before has put there

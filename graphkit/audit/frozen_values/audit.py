@@ -23,6 +23,7 @@ from graphkit.audit.capture_differences import (
     location,
     node_name,
 )
+from graphkit.audit.causes import REPLACED_MEMORY
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.frozen_values.undeclared import Candidate, UndeclaredNumbers, changed_names
 from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
@@ -105,7 +106,7 @@ def _search_undeclared(
 
 
 def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
-    """Capture twice without a change, and report differences."""
+    """Capture twice without a change, and report differences: of addresses only if all are."""
     baseline = recaptures.baseline(is_repeated=True)
     by_size = baseline.repeated
     check.text = f"captured again: {_counts(by_size, baseline)}"
@@ -114,13 +115,16 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     for size, differences in by_size.items():
         if not differences:
             continue
-        first = differences[0]
+        nodes = baseline.records[size]
+        others = [difference for difference in differences if not difference.is_address(nodes)]
+        places = others or differences
+        first = places[0]
         check.report(
             FindingKind.NONDETERMINISTIC_CAPTURE,
-            f"two captures of the same step differ in {count_of(len(differences), 'place')}, first "
-            f"in {location(first, baseline.records[size])} ({first.before}, then {first.after}).",
+            f"two captures of the same step differ in {count_of(len(places), 'place')}, first in "
+            f"{location(first, nodes)} ({first.before}, then {first.after}).",
             batch_size=size,
-            cause=FindingKind.NONDETERMINISTIC_CAPTURE.value,
+            cause=FindingKind.NONDETERMINISTIC_CAPTURE.value if others else REPLACED_MEMORY,
             before=first.before,
             after=first.after,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.audit.causes import merged_by_cause
+from graphkit.audit.causes import REPLACED_MEMORY, merged_by_cause
 from graphkit.records import Finding
 
 
@@ -84,18 +84,28 @@ def test_state_and_statistics_that_a_capture_changes_are_no_leak():
     assert len(merged_by_cause([leak, finding(module="other")])) == 2
 
 
-def test_captures_that_differ_are_one_finding_and_none_beside_a_replaced_buffer():
+def differing(cause):
+    """Return findings of captures that differ at three sizes."""
     kind = "capture is not deterministic"
-    found = [
-        finding(audit="frozen", kind=kind, cause=kind, batch_size=size, text=f"in {size} of mul.")
+    return [
+        finding(audit="frozen", kind=kind, cause=cause, batch_size=size, text=f"in {size} of mul.")
         for size in (1, 4, 8)
     ]
+
+
+def test_captures_that_differ_in_memory_are_one_finding_and_none_beside_a_replaced_buffer():
+    found = differing(REPLACED_MEMORY)
     (merged,) = merged_by_cause(found)
     assert merged.batch_sizes == (1, 4, 8)
     replaced = finding(audit="warmup", kind="replaced buffer")
     assert [each.kind for each in merged_by_cause([*found, replaced])] == ["replaced buffer"]
     elsewhere = finding(audit="pointers", kind="freed memory", mode="DRAFT")
     assert len(merged_by_cause([*found, elsewhere])) == 2
+
+
+def test_captures_that_differ_in_more_than_memory_stay_beside_a_replaced_buffer():
+    replaced = finding(audit="warmup", kind="replaced buffer")
+    assert len(merged_by_cause([*differing("capture is not deterministic"), replaced])) == 2
 
 
 def test_a_list_with_tensors_that_each_call_leaves_is_no_leak_of_its_own():

@@ -11,7 +11,9 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import audit_target
+from graphkit.audit.capture_differences import CaptureDifference
 from graphkit.audit.frozen_values.audit import audit_frozen_values
+from graphkit.records import Argument, Node, Pointer
 from tiny_target import log_of, logits_of, small_target
 
 
@@ -289,6 +291,30 @@ def test_a_frozen_number_is_found_beside_a_weight_that_each_call_reassigns(
     assert "follows `heat` (0.5, then 0.25)" in findings[0].text
     (note,) = (each for each in findings if (each.audit, each.severity) == ("frozen", "note"))
     assert (note.kind, note.kernel, note.before) == ("frozen value", "add", "2")
+
+
+@REASSIGNED
+def test_a_counter_is_found_beside_a_weight_that_each_call_reassigns(model, reassign):
+    counter = itertools.count()
+
+    def forward(i):
+        reassign(model)
+        return model(i.input_ids) * next(counter)
+
+    findings = found_in(forward, model)
+    kinds = [kind for kind, _ in errors_of(findings)]
+    assert kinds == ["capture is not deterministic", "freed memory"]
+    assert re.search(r" 1 place, first in .* \(\d+, then \d+\)\.$", findings[0].text)
+    assert findings[0].batch_sizes == (2, 4)
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(4, False), (8, True), (12, True), (16, False)])
+def test_an_address_of_freed_memory_in_a_struct_is_told_from_numbers(offset, expected):
+    """Captures on CUDA compare it as bytes, since what was freed has no contents."""
+    pointer = Pointer(address=1 << 41, memory="freed", name="freed block", offset=8)
+    argument = Argument(size=24, kind="struct", text="", pointers=(pointer,))
+    node = Node(index=0, kind="kernel", name="add", short_name="add", arguments=(argument,))
+    assert CaptureDifference(0, "argument", "1", "2", 0, offset).is_address([node]) is expected
 
 
 def test_a_weight_that_each_call_makes_of_a_host_value_follows_it(model, settings):
