@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -228,6 +229,7 @@ audit_on_all_ranks.has_group = False
 def measure_agreement():
     """The benchmark of agreements counts no wrong result, and rank 0 prints its report."""
     path = Path(__file__).parents[2] / "tools" / "bench" / "agreement.py"
+    sys.path.append(str(path.parent))
     out = io.StringIO()
     with own_store(), contextlib.redirect_stdout(out):
         code = runpy.run_path(str(path))["main"](["--rounds", "1", "--steps", "30"])
