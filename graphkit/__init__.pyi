@@ -157,7 +157,7 @@ from graphkit.audit import (
     ShadowWatch as ShadowWatch,
     audit_target as audit_target,
 )
-from graphkit.audit.runs import (
+from graphkit.audit.runs.capture import (
     capture_target as capture_target,
     estimate_target as estimate_target,
 )

@@ -16,7 +16,7 @@ from graphkit.audit.audit_log import AuditLog, Check, NotChecked, row_facts
 from graphkit.audit.bits import checksum
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.node_switches import ReplayGraph, first_node_after
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import ForwardWatch, InputWrite
 from graphkit.graphs import NodeOrigin
 from graphkit.records import GraphRecord, Node, count_of

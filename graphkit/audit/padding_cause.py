@@ -21,7 +21,7 @@ from graphkit.audit.batch_variants import Fill, Requests, fill_floats
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.runs.teacher_forcing import wrapped_forward

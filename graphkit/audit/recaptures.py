@@ -32,7 +32,7 @@ from graphkit.audit.capture_differences import (
 from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.replayable_graph import is_optional_pointer
 from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,

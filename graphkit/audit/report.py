@@ -19,8 +19,8 @@ from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.rows.audit import audit_rows
 from graphkit.audit.runs.engine_step import LOOP_STEPS, open_step
-from graphkit.audit.shadow import audit_shadow
-from graphkit.audit.stale_memory import audit_stale_memory
+from graphkit.audit.shadow.watch import audit_shadow
+from graphkit.audit.stale_memory.runner_graph import audit_stale_memory
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup, report_side_outputs
 from graphkit.audit.wrong_outputs import audit_finite, audit_wrapper

@@ -18,8 +18,7 @@ from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects, walk_roots
 from graphkit.audit.row_axes import row_axes, rows_of_batch
-from graphkit.audit.runs import EqualStateRuns
-from graphkit.audit.runs.equal_state_runs import restored
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns, restored
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.models.wrapper import compare_wrapper
 from graphkit.records import count_of
 from graphkit.records.audit import Audit

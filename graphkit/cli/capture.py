@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
         check_writable(out)
     selection = select_target(arguments, group)
     if arguments.estimate:
-        from graphkit.audit.runs import estimate_target
+        from graphkit.audit.runs.capture import estimate_target
 
         announce("estimating", selection, selection.batch_sizes)
         estimate = estimate_target(selection.target, **selection.settings)

@@ -126,7 +126,7 @@ def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRec
         CaptureError: A forward cannot be captured.
         TargetError: The TARGET lacks a mode.
     """
-    from graphkit.audit.runs import capture_target
+    from graphkit.audit.runs.capture import capture_target
 
     few = sizes_of_a_first_look(selection.target) if selection.batch_sizes is None else None
     if few is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from declared_modes import MODES
-from graphkit.audit.runs import compare_runs
+from graphkit.audit.runs.equal_state_runs import compare_runs
 from graphkit.buffers import Axis
 from graphkit.runners import Runner
 from graphkit.runners.targets import CaptureTarget

@@ -12,7 +12,7 @@ from torch import nn
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
-from graphkit.audit.shadow import ShadowWatch, audit_shadow
+from graphkit.audit.shadow.watch import ShadowWatch, audit_shadow
 from graphkit.models.reference import reference_target
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
-from graphkit.audit.stale_memory import audit_stale_memory
+from graphkit.audit.stale_memory.runner_graph import audit_stale_memory
 from graphkit.models.reference import reference_target
 from tiny_target import (
     REQUESTS,

@@ -21,7 +21,7 @@ _PRELOADED = (
     "graphkit.audit",
     "graphkit.cli.benchmarks",
     "graphkit.cli",
-    "graphkit.audit.runs",
+    "graphkit.audit.runs.capture",
 )
 
 

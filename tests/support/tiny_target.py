@@ -8,8 +8,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import AuditLog
-from graphkit.audit.stale_memory import audit_stale_memory
-from graphkit.audit.stale_memory.runner_graph import RunnerGraph
+from graphkit.audit.stale_memory.runner_graph import RunnerGraph, audit_stale_memory
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, WIDTH, REQUESTS, SLOTS = 32, 4, 4, 64

@@ -18,7 +18,7 @@ from timing import Variant, host_us, publish
 
 import graphkit as gk
 from graphkit.audit import audit_target, graph_baseline
-from graphkit.audit.shadow import ShadowWatch
+from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import environment
 from graphkit.models.reference import reference_target
 from graphkit.records import AuditReport, BenchReport, Measure

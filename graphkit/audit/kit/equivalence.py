@@ -12,8 +12,14 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.loop import check_loop
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.runs import NOT_FINITE, Comparison, EqualStateRuns, compare_runs, live_sizes
 from graphkit.audit.runs.engine_step import LOOP_STEPS, EngineStep, compare_steps, open_step
+from graphkit.audit.runs.equal_state_runs import (
+    NOT_FINITE,
+    Comparison,
+    EqualStateRuns,
+    compare_runs,
+    live_sizes,
+)
 from graphkit.audit.undeclared_state import undeclared_state
 from graphkit.errors import ConfigError, ReplayError, TargetError, short_repr
 from graphkit.records import Finding, Mismatch, count_of, distinct_text

@@ -22,7 +22,7 @@ from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.pads.sample_batches import Previous, SampleBatches, in_order
 from graphkit.audit.pads.state_writes import Write
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.runs import EqualStateRuns, live_sizes
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns, live_sizes
 from graphkit.audit.runs.first_node import FirstNode
 from graphkit.records import Mismatch, count_of
 from graphkit.records.audit import Audit

@@ -13,7 +13,7 @@ from graphkit.audit.batch_variants import Requests
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import Cause, cache_at_fault
 from graphkit.audit.pads.state_writes import WatchedState
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.first_node import FirstNode, first_node, node_at
 from graphkit.audit.runs.forward_trace import ForwardTrace, traced
 from graphkit.audit.runs.live_rows import LiveRows, RowPlaces, matched_rows, same_rows

@@ -6,26 +6,6 @@ the kit for tests all check this here.
 
 ``EqualStateRuns`` runs one batch in these ways, each time from the same state, and ``compare_runs``
 compares them; ``first_node`` finds where two of them begin to differ. ``engine_step`` and
-``request_runs`` do the same for the whole step of an engine, ``wrapper`` for a forward and the
-model that it wraps. ``capture_target`` checks every replay of a target. ``estimate_target``
-predicts the memory of its graphs.
+``request_runs`` do the same for the whole step of an engine. ``capture_target`` checks every replay
+of a target. ``estimate_target`` predicts the memory of its graphs.
 """
-
-from graphkit.audit.runs.capture import capture_target, estimate_target
-from graphkit.audit.runs.equal_state_runs import (
-    NOT_FINITE,
-    Comparison,
-    EqualStateRuns,
-    compare_runs,
-    live_sizes,
-)
-
-__all__ = [
-    "NOT_FINITE",
-    "Comparison",
-    "EqualStateRuns",
-    "capture_target",
-    "compare_runs",
-    "estimate_target",
-    "live_sizes",
-]

@@ -17,7 +17,7 @@ from graphkit.audit.capture_differences import (
     location,
 )
 from graphkit.audit.recaptures import Recaptures
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.first_results import (
     first_memory_difference,

@@ -15,7 +15,7 @@ from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.runs import EqualStateRuns, live_sizes
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns, live_sizes
 from graphkit.audit.runs.forward_trace import Weights
 from graphkit.audit.shadow.divergence import first_divergence
 from graphkit.config import require_int, require_type

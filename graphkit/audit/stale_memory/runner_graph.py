@@ -16,7 +16,7 @@ from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.node_switches import ReplayGraph, first_node_after
 from graphkit.audit.replayable_graph import Effect, ReplayableGraph
 from graphkit.audit.row_axes import changed_state
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.stale_memory.pool_memory import (
     Poison,
     PoolMemory,

@@ -11,7 +11,7 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.padding_cause import padding_cause
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.graphs import StateSnapshot
 
 VOCAB, WIDTH = 16, 2

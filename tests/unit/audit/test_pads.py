@@ -9,7 +9,7 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import AuditLog
 from graphkit.audit.pads.audit import audit_pads
-from graphkit.audit.runs import live_sizes
+from graphkit.audit.runs.equal_state_runs import live_sizes
 from graphkit.graphs import SizeTable
 from no_metadata import NoMetadata
 from tiny_target import SLOTS, VERIFY, VOCAB, WIDTH, log_of, small_target

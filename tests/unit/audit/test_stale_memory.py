@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import AuditLog, audit_target
-from graphkit.audit.stale_memory import audit_stale_memory
+from graphkit.audit.stale_memory.runner_graph import audit_stale_memory
 from graphkit.errors import TargetError
 from tiny_target import (
     REQUESTS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs import NOT_FINITE, EqualStateRuns, compare_runs
+from graphkit.audit.runs.equal_state_runs import NOT_FINITE, EqualStateRuns, compare_runs
 from graphkit.graphs import StateSnapshot
 from graphkit.runners.comparison import GRAPH_DIFFERS, PADDING_LEAKS
 from no_metadata import NoMetadata

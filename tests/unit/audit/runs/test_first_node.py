@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.runs import EqualStateRuns
+from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.first_node import first_node
 from graphkit.audit.runs.forward_trace import traced
 from graphkit.audit.runs.live_rows import RowPlaces, matched_rows, same_rows

@@ -6,7 +6,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit import AuditLog
-from graphkit.audit.shadow import audit_shadow
+from graphkit.audit.shadow.watch import audit_shadow
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 

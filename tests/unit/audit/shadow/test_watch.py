@@ -9,7 +9,8 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import AuditLog, ShadowWatch
-from graphkit.audit.shadow import audit_shadow, watch as watch_module
+from graphkit.audit.shadow import watch as watch_module
+from graphkit.audit.shadow.watch import audit_shadow
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
