@@ -75,7 +75,7 @@ class Check:
             f"{row_text(wrong, live)} is {numbers['after']} {sides[0]} and {numbers['before']} "
             f"{sides[1]}{f' ({wrong.distance})' if wrong.distance else ''}.{more}"
         )
-        self.report(kind, text, **({"field": wrong.field} | numbers | facts))
+        self.report(kind, text, **(numbers | facts))
 
 
 class AuditLog:
@@ -131,7 +131,6 @@ class AuditLog:
         )
 
     def _add(self, check: AuditCheck, findings: Sequence[Finding]) -> None:
-        """Add a finished check."""
         self.checks.append(check)
         self.findings += findings
 
@@ -166,4 +165,5 @@ def row_text(wrong: Mismatch, live: int) -> str:
 def row_facts(wrong: Mismatch) -> dict[str, Any]:
     """Return what ``Check.report`` takes to name a wrong row and its two numbers."""
     before, after = distinct_text(wrong.expected, wrong.got)
-    return {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
+    place = {"field": wrong.field, "row": wrong.row, "request": wrong.request}
+    return {**place, "before": before, "after": after}

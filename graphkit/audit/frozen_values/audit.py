@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.capture_differences import (
-    CaptureDifference,
-    comparable,
-    location,
-    node_name,
-)
+from graphkit.audit.capture_differences import CaptureDifference, comparable, location, node_name
 from graphkit.audit.causes import REPLACED_MEMORY
 from graphkit.audit.finding_kinds import FindingKind
-from graphkit.audit.frozen_values.undeclared import Candidate, UndeclaredNumbers, changed_names
+from graphkit.audit.frozen_values.undeclared import (
+    Candidate,
+    UndeclaredNumbers,
+    changed_names,
+    declared,
+)
 from graphkit.audit.host_objects.host_numbers import HostNumber, value_text
 from graphkit.audit.recaptures import Baseline, Change, DifferencesBySize, DrawBatch, Recaptures
 from graphkit.errors import TargetError
@@ -161,7 +160,6 @@ class _HostChange:
 
 
 def _set_first_values(target: CaptureTarget) -> None:
-    """Set every declared host value to its first value."""
     for name, (setter, values) in target.host_values.items():
         if len(values) < 2:
             raise TargetError(
@@ -181,20 +179,12 @@ def _sample_batches(
 
 def _host_changes(target: CaptureTarget, runner: Runner[Any, Any]) -> Iterator[_HostChange]:
     """Yield another batch, fewer live requests, and each declared value after the first."""
-    yield _HostChange(
-        name="batch contents",
-        subject="the batch contents",
-        before="one batch",
-        after="another",
-        change=Change(draw=_sample_batches(target, runner, seed=2)),
-    )
+    other = Change(draw=_sample_batches(target, runner, seed=2))
+    yield _HostChange("batch contents", "the batch contents", "one batch", "another", other)
     if runner.table.largest > 1:
+        fewer = Change(draw=_sample_batches(target, runner, seed=1, live=1))
         yield _HostChange(
-            name="live requests",
-            subject="the number of live requests",
-            before="a full batch",
-            after="1 request",
-            change=Change(draw=_sample_batches(target, runner, seed=1, live=1)),
+            "live requests", "the number of live requests", "a full batch", "1 request", fewer
         )
     for name, (setter, values) in target.host_values.items():
         for value in values[1:]:
@@ -203,18 +193,9 @@ def _host_changes(target: CaptureTarget, runner: Runner[Any, Any]) -> Iterator[_
                 f"`{name}`",
                 _one_line(values[0]),
                 _one_line(value),
-                Change(partial(_declared, setter, values[0], value)),
+                Change(partial(declared, setter, values[0], value)),
                 changed_names(target.forwards[runner.mode], setter, values[0], value),
             )
-
-
-@contextmanager
-def _declared(setter: Callable[[Any], object], before: Any, after: Any) -> Iterator[None]:
-    try:
-        setter(after)
-        yield
-    finally:
-        setter(before)
 
 
 def _one_line(value: Any) -> str:

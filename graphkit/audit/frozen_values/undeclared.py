@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, ModuleType
@@ -112,13 +112,9 @@ class UndeclaredNumbers:
         # Floats first, and what changes the number of nodes more often last.
         kinds = [float, int, bool, frozenset]
         ordered = sorted(groups.values(), key=lambda group: kinds.index(type(group[0].before)))
+        words = self._host.words
         self.candidates = [
-            Candidate(
-                {
-                    number: changed_value(number.before, index, self._host.words)
-                    for number in numbers
-                }
-            )
+            Candidate({number: changed_value(number.before, index, words) for number in numbers})
             for index, numbers in enumerate(ordered)
         ]
 
@@ -185,6 +181,16 @@ def changed_value(value: Any, index: int, words: Collection[str] = ()) -> Any:
     return value * factor if value and math.isfinite(value) else factor
 
 
+@contextmanager
+def declared(setter: Callable[[Any], object], before: Any, after: Any) -> Iterator[None]:
+    """Set a host value for a block, and set the value before again."""
+    try:
+        setter(after)
+        yield
+    finally:
+        setter(before)
+
+
 def changed_names(
     forward: Any, setter: Callable[[Any], object], before: Any, after: Any
 ) -> tuple[str, ...]:
@@ -194,11 +200,8 @@ def changed_names(
         return {number.name: repr(number.before) for number in HostNumbers(forward).numbers}
 
     old = numbers()
-    try:
-        setter(after)
+    with declared(setter, before, after):
         new = numbers()
-    finally:
-        setter(before)
     return tuple(name for name in {**old, **new} if old.get(name) != new.get(name))
 
 

@@ -18,8 +18,9 @@ from torch import nn
 from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
 from graphkit.audit.host_objects.reachable_objects import ReachableObjects
+from graphkit.audit.stale_memory.pool_memory import tensor_range
 from graphkit.errors import CaptureError, ReplayError
-from graphkit.graphs.operations import extent_bytes, has_storage
+from graphkit.graphs.operations import has_storage
 from graphkit.records import Node, tensor_text
 
 if TYPE_CHECKING:
@@ -65,11 +66,7 @@ class HeldTensors:
     def __init__(self, objects: ReachableObjects) -> None:
         self._tensors = [
             HeldTensor(
-                container,
-                key,
-                tensor.data_ptr(),
-                tensor.data_ptr() + extent_bytes(tensor),
-                tensor_text(tensor.dtype, tensor.shape),
+                container, key, *tensor_range(tensor), tensor_text(tensor.dtype, tensor.shape)
             )
             for container, key, tensor in objects.values_of(torch.Tensor)
             if has_storage(tensor) and not tensor.is_meta and tensor.numel()

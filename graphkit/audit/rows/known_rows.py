@@ -12,7 +12,7 @@ import torch
 from graphkit.audit.bits import same_bits
 from graphkit.audit.runs.first_node import FirstNode, first_node_in
 from graphkit.audit.runs.forward_trace import ForwardTrace, Weights, traced
-from graphkit.audit.runs.live_rows import LiveRows, RowPlaces, matched_rows
+from graphkit.audit.runs.live_rows import LiveRows, Pair, RowPlaces, matched_rows
 from graphkit.runners import Output
 from graphkit.runners.comparison import Rounding
 from graphkit.runners.comparison.differences import Tensors
@@ -140,9 +140,7 @@ class KnownRows:
 def _floats(rows: LiveRows) -> LiveRows:
     """Return a function that pairs as another one, and lets integers agree."""
 
-    def pair(
-        expected: torch.Tensor, got: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def pair(expected: torch.Tensor, got: torch.Tensor) -> Iterator[Pair]:
         if expected.is_floating_point():
             yield from rows(expected, got)
         else:

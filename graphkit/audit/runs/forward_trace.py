@@ -18,17 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.audit.bits import first_difference_in_bits
 from graphkit.audit.runs.teacher_forcing import ForwardPair, wrapped_forward
+from graphkit.audit.stale_memory.pool_memory import tensor_range
 from graphkit.buffers import fields_of
 from graphkit.graphs import Attribution, NodeOrigin, StateSnapshot
 from graphkit.graphs.attribution import attributing
 from graphkit.graphs.capture_state import compilation_disabled
-from graphkit.graphs.operations import (
-    OpOverload,
-    arguments_written,
-    extent_bytes,
-    storage_id,
-    tensors_in,
-)
+from graphkit.graphs.operations import OpOverload, arguments_written, storage_id, tensors_in
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.records import Mismatch
 from graphkit.runners import Output
@@ -269,10 +264,7 @@ class ForwardWatch:
         """Call a forward, and note the first operation that writes each of its inputs."""
         random, count = StateSnapshot({}, self._device), 0
         written, drawn = dict[str, int](), list[int]()
-        ranges = {
-            name: range(tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor))
-            for name, tensor in tensors.items()
-        }
+        ranges = {name: range(*tensor_range(tensor)) for name, tensor in tensors.items()}
 
         def note(
             op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], _out: Any

@@ -12,14 +12,13 @@ from itertools import combinations
 
 import torch
 
-LiveRows = Callable[[torch.Tensor, torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]]
-"""Returns pairs of tensors from two results of one operation, the expected one first. The results
-agree if the tensors of one pair do; without a pair they differ."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Tensors from two results of one operation, the expected one first."""
+LiveRows = Callable[[torch.Tensor, torch.Tensor], Iterable[Pair]]
+"""Returns pairs from two results: they agree if the tensors of one pair do, else they differ."""
 
 
-def same_rows(
-    expected: torch.Tensor, got: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def same_rows(expected: torch.Tensor, got: torch.Tensor) -> Iterator[Pair]:
     """Yield both results of two runs of the same batch if they have one shape."""
     if expected.shape == got.shape:
         yield expected, got
@@ -60,9 +59,7 @@ def matched_rows(*places: RowPlaces) -> LiveRows:
             numbers of them.
     """
 
-    def pair(
-        expected: torch.Tensor, got: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def pair(expected: torch.Tensor, got: torch.Tensor) -> Iterator[Pair]:
         if expected.dim() != got.dim():
             return
         yield _narrowed(expected, got)  # a result that does not depend on the places
@@ -92,7 +89,7 @@ def _holds(units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int
 
 def _taken(
     units: RowPlaces, expected: torch.Tensor, got: torch.Tensor, dim: int, parts: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Pair:
     """Return the rows of the units in each part of a dimension of two tensors."""
 
     def rows(tensor: torch.Tensor, count: int, places: Sequence[int]) -> torch.Tensor:
@@ -100,13 +97,11 @@ def _taken(
         split: torch.Tensor = tensor.unflatten(dim, (parts, count, -1))
         return split.index_select(dim + 1, index).flatten(dim, dim + 2)
 
-    return (
-        rows(expected, units.num_expected, units.expected),
-        rows(got, units.num_got, units.got),
-    )
+    one = rows(expected, units.num_expected, units.expected)
+    return one, rows(got, units.num_got, units.got)
 
 
-def _narrowed(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _narrowed(expected: torch.Tensor, got: torch.Tensor) -> Pair:
     """Return the fronts that two tensors share in every dimension."""
     for dim, (one, other) in enumerate(zip(expected.shape, got.shape, strict=True)):
         length = min(one, other)

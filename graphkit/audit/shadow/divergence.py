@@ -16,13 +16,11 @@ from graphkit.audit.capture_differences import (
     differing_bytes,
     location,
 )
+from graphkit.audit.node_switches import Nodes
 from graphkit.audit.recaptures import Recaptures
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.audit.runs.forward_trace import Weights
-from graphkit.audit.shadow.first_results import (
-    first_memory_difference,
-    first_result_difference,
-)
+from graphkit.audit.shadow.first_results import first_memory_difference, first_result_difference
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,
@@ -39,7 +37,6 @@ from graphkit.runners.comparison.differences import Tensors, even_owner, first_d
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
 CanonicalNodes = Sequence[CanonicalNode]
-Nodes = Sequence[Node]
 _ArgumentDifference = tuple[int, str]
 """Index of the first node whose kind or arguments differ, and the difference as a sentence."""
 Divergence = tuple[str, Node | None]
@@ -91,16 +88,14 @@ def _first_memory_difference(
 ) -> int | None:
     """Return the first node that leaves different memory, beyond rounding if the outputs do."""
     got, expected = (replay(graph) for graph in graphs)
-    index, dtype = None, runner.sizes.dtype
+    dtype = runner.sizes.dtype
     rounding = Rounding(dtype)
     beyond = first_difference(expected, got, even_owner(1), rounding, rounding.most)
     if beyond is not None and dtype.itemsize <= 4:
         index = first_memory_difference(graphs, nodes, replay, runner.device, dtype)
-    return (
-        index
-        if index is not None
-        else first_memory_difference(graphs, nodes, replay, runner.device)
-    )
+        if index is not None:
+            return index
+    return first_memory_difference(graphs, nodes, replay, runner.device)
 
 
 def _earlier(argument: _ArgumentDifference | None, result: int | None, nodes: Nodes) -> Divergence:

@@ -90,7 +90,7 @@ class RunnerGraph(ReplayableGraph):
         live = self._batch.batch_size
         mismatch = first_difference(self._expected, got, even_owner(live), runs.rounding)
         if mismatch is not None:
-            facts = {"field": mismatch.field, **row_facts(mismatch)}
+            facts = row_facts(mismatch)
             text = f"{row_text(mismatch, live)} is {facts['after']} instead of {facts['before']}"
             return Effect(text, facts)
         changed = changed_state(self._state, self._batch, self._runner.sizes.page_size)
