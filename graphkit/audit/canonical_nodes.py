@@ -20,7 +20,6 @@ import torch
 from graphkit.audit.bits import checksum
 from graphkit.graphs import Allocation
 from graphkit.graphs.attribution import NodeOrigin
-from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.host_memory import HostMemory
 from graphkit.graphs.pool_memory import device_bytes, memory_segments
@@ -76,20 +75,20 @@ def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...
     """
     if isinstance(graph, RecordedGraph):
         return tuple(_recorder_nodes(graph, names))
-    return tuple(_cuda_nodes(graph, names))
-
-
-def _cuda_nodes(graph: CudaGraph, names: NamedTensors) -> Sequence[CanonicalNode]:
     host, pool = HostMemory(), MemoryMap({}, memory_segments(), graph.graph.pool())
+
+    def digest(block: AddressRange) -> str:
+        return f"#{checksum(device_bytes(block.begin, block.end - block.begin, graph.device)):x}"
+
     memory = CanonicalMemory(
         graph.allocations,
         pool,
         MemoryMap(names),
         lambda address: address in host and not memory_kind(address),
-        lambda block: _device_digest(block, graph.device),
+        digest,
     )
     nodes = DriverWalk(graph.graph.raw_cuda_graph()).nodes
-    return _canonical_nodes(nodes, graph.origins, memory)
+    return tuple(_canonical_nodes(nodes, graph.origins, memory))
 
 
 def _canonical_nodes(
@@ -109,10 +108,6 @@ def _canonical_nodes(
         ]
         canonical[index] = CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
     return [canonical[index] for index in range(len(nodes))]
-
-
-def _device_digest(block: AddressRange, device: torch.device) -> str:
-    return f"#{checksum(device_bytes(block.begin, block.end - block.begin, device)):x}"
 
 
 def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:

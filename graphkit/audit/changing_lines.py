@@ -41,11 +41,7 @@ def changing_lines(
 
 
 class _LineTrace:
-    """A trace function that compares the values before each line of user code.
-
-    Attributes:
-        lines: First line that changed each value, by name.
-    """
+    """A trace function that compares the values before each line of user code."""
 
     def __init__(self, values: Mapping[str, Callable[[], Any]]) -> None:
         self.lines: dict[str, str] = {}

@@ -139,10 +139,7 @@ class FindingKind(StrEnum):
         "pool differs",
         "Keep the graph's memory pool through the sleep, or capture again.",
     )
-    TEMPLATE_DIFFERS = (
-        "template differs",
-        "Capture again, and keep what the arguments point to.",
-    )
+    TEMPLATE_DIFFERS = "template differs", "Capture again, and keep what the arguments point to."
     FAULT = (
         "fault",
         "Check the indices and sizes that the node reads: they were valid at the capture, or at "

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,6 @@ def locate(text: str, device: str, group: RunnerGroup | None = None) -> CaptureT
             CaptureTarget, or it does not run on the ranks of ``group``.
         GraphkitError: The function raised it.
     """
-    target = _import_target(text, {"device": device, "group": group})
-    if group is not None and target.group is not group:
-        raise TargetError(
-            f"TARGET {text!r} does not run on several ranks. Name a function that takes group= and "
-            "returns a CaptureTarget with it."
-        )
-    return target
-
-
-def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
     module_name, colon, attribute = text.partition(":")
     if os.path.isdir(text) and not colon:  # noqa: PTH112 - pathlib raises for a long name
         raise TargetError(
@@ -55,18 +46,22 @@ def _import_target(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
             f"TARGET {text!r} names a file. Name the module as Python imports it from the working "
             "directory: package.module:attribute."
         )
-    value = _named(text)
-    if isinstance(value, CaptureTarget):
-        return value
-    if not callable(value):
-        raise TargetError(
-            f"TARGET {text!r} is a {type(value).__name__}. Name a graphkit.CaptureTarget, or a "
-            "function that returns one."
-        )
-    target = _call(value, arguments, text)
+    target = _named(text)
     if not isinstance(target, CaptureTarget):
+        if not callable(target):
+            raise TargetError(
+                f"TARGET {text!r} is a {type(target).__name__}. Name a graphkit.CaptureTarget, or "
+                "a function that returns one."
+            )
+        target = _call(target, {"device": device, "group": group}, text)
+        if not isinstance(target, CaptureTarget):
+            raise TargetError(
+                f"TARGET {text!r} returned a {type(target).__name__}, not a graphkit.CaptureTarget."
+            )
+    if group is not None and target.group is not group:
         raise TargetError(
-            f"TARGET {text!r} returned a {type(target).__name__}, not a graphkit.CaptureTarget."
+            f"TARGET {text!r} does not run on several ranks. Name a function that takes group= and "
+            "returns a CaptureTarget with it."
         )
     return target
 
@@ -88,17 +83,12 @@ def _named(text: str) -> Any:
 
 
 def _call(factory: Any, arguments: Mapping[str, Any], text: str) -> Any:
+    names: Collection[str] = ()
     try:
-        names = _parameters(factory)
+        with suppress(ValueError):  # some built-ins have no signature
+            names = inspect.signature(factory).parameters
         return factory(**{name: value for name, value in arguments.items() if name in names})
     except GraphkitError:
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(f"TARGET {text!r} failed when called: {error_text(error)}.") from error
-
-
-def _parameters(factory: Any) -> Collection[str]:
-    try:
-        return inspect.signature(factory).parameters
-    except ValueError:  # some built-ins have no signature
-        return ()

@@ -162,7 +162,4 @@ class _Search:
     def _differences(self, steps: int, got: RequestRun) -> dict[str, tuple[str, str]]:
         """Return the expected and the actual value of what differs after some steps, by name."""
         mismatches = self.expected[steps].differences(got, self._rounding)
-        return {
-            name: distinct_text(mismatch.expected, mismatch.got)
-            for name, mismatch in mismatches.items()
-        }
+        return {name: distinct_text(one.expected, one.got) for name, one in mismatches.items()}

@@ -187,10 +187,9 @@ def padding_cause(
         return Cause(cache.kind, first, cache)
     if kind is None:
         is_branch = first is not None and first.only_in is not None
-        reads_pads = not is_branch and _contents_matter(runs)
-        kind = (
-            FindingKind.LEAKING_PAD_ROW if reads_pads else FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE
-        )
+        kind = FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE
+        if not is_branch and _contents_matter(runs):
+            kind = FindingKind.LEAKING_PAD_ROW
     return Cause(kind, first)
 
 

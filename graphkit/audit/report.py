@@ -183,14 +183,13 @@ def _audit_mode(
             if name in chosen and not runner.eager_reason:
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
-        if not runner.eager_reason and not {Audit.WARMUP, *AFTER_CAPTURE, *BY_NAME}.isdisjoint(
-            chosen
-        ):
+        on_graphs = () if runner.eager_reason else chosen
+        if not {Audit.WARMUP, *AFTER_CAPTURE, *BY_NAME}.isdisjoint(on_graphs):
             declare_for_audits(target, runner, log)
-        if not runner.eager_reason and Audit.WARMUP in chosen:
+        if Audit.WARMUP in on_graphs:
             report_side_outputs(target, runner, log)
         for name, audit in (AFTER_CAPTURE | BY_NAME).items():
-            if name not in chosen or runner.eager_reason:
+            if name not in on_graphs:
                 continue
             if target.group is not None and name in NOT_ON_RANKS:
                 log.skip(name, mode.name, NOT_ON_RANKS[name])

@@ -46,7 +46,7 @@ def undeclared_state(
         The state, and the names of the tensors that were not searched, see ``undeclared_tensors``.
     """
     searched, left = undeclared_tensors(runner)
-    size = runner.table.fit(batch.batch_size)
+    size, page_size = runner.table.fit(batch.batch_size), runner.sizes.page_size
     with restored(runner, searched) as start:
 
         def shift() -> None:
@@ -57,9 +57,7 @@ def undeclared_state(
         state = {
             name: tensor
             for name, tensor in searched.items()
-            if _is_state_of_requests(
-                tensor, _shifted(start.saved[name]), batch, runner.sizes.page_size
-            )
+            if _is_state_of_requests(tensor, _shifted(start.saved[name]), batch, page_size)
         }
     return state, left
 

@@ -72,8 +72,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         finally:
             before.restore()
         for change in changes:
-            is_state = change.name in state
-            is_replayed = change.name in replayed
+            is_state, is_replayed = change.name in state, change.name in replayed
             kind, text = _finding(change, is_state=is_state, is_replayed=is_replayed)
             check.report(
                 kind,
@@ -96,11 +95,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
 
 
 class _Captures:
-    """Captures of a runner, compared with what the host held before them.
-
-    Attributes:
-        before: What it held.
-    """
+    """Captures of a runner, compared with what the host held ``before`` them."""
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self._target, self._runner = target, runner

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,24 +63,17 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
     """Yield a list that receives the first module whose output is not finite in the block."""
     names: list[str] = []
 
-    def hook(name: str) -> Any:
-        def check(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = (value for value in tree_leaves(output) if isinstance(value, torch.Tensor))
-            if not names and any(
-                len(not_finite_rows(tensor)) for tensor in tensors if tensor.dim()
-            ):
-                names.append(name)
+    def check(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        tensors = (value for value in tree_leaves(output) if isinstance(value, torch.Tensor))
+        if not names and any(len(not_finite_rows(tensor)) for tensor in tensors if tensor.dim()):
+            names.append(name)
 
-        return check
-
-    seen: set[int] = set()
+    seen: set[nn.Module] = set()
     with ExitStack() as stack:
         for root in _modules(roots):
-            for name, module in root.named_modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
-                    handle = module.register_forward_hook(hook(name or type(root).__name__))
-                    stack.callback(handle.remove)
+            for name, module in root.named_modules(seen):
+                hook = partial(check, name or type(root).__name__)
+                stack.callback(module.register_forward_hook(hook).remove)
         yield names
 
 

@@ -103,7 +103,6 @@ def why_no_graph(imported_torch: bool) -> str:
 
 
 def _without_graph(command: str, reason: str) -> AuditReport:
-    """Return the report of a program that captured no graph."""
     import torch
 
     from graphkit.audit.audit_log import AuditLog

@@ -35,11 +35,7 @@ _SECONDS = 0.5
 
 
 class _ProcessFiles:
-    """Names the files of this process. A forked child counts as a process of its own.
-
-    Args:
-        folder: The folder that all processes of the program share.
-    """
+    """Names the files of this process in a folder. A forked child counts as one of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

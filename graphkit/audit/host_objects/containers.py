@@ -61,10 +61,7 @@ class Container:
     """Whether values are items, such as ``names[0]``, and no attributes."""
 
     def __init__(
-        self,
-        prefix: str,
-        values: Any,
-        keep: Callable[[Any], bool] = lambda _key: True,
+        self, prefix: str, values: Any, keep: Callable[[Any], bool] = lambda _key: True
     ) -> None:
         self.owner: Any = None
         self.parent: tuple[Container, Any] | None = None
@@ -117,8 +114,6 @@ class Container:
 
 
 class _DictItems(Container):
-    """Items of a dict."""
-
     _has_items = True
 
 
@@ -151,8 +146,6 @@ class _ListItems(_Computed):
 
 
 class _ClosureCells(_Computed):
-    """Variables that a function closes over."""
-
     def __init__(self, prefix: str, function: FunctionType) -> None:
         names, cells = function.__code__.co_freevars, function.__closure__ or ()
         super().__init__(prefix, dict(zip(names, cells, strict=True)))
@@ -169,8 +162,6 @@ class _ClosureCells(_Computed):
 
 
 class _Defaults(_Computed):
-    """Defaults of the arguments of a function."""
-
     def read(self) -> dict[Any, Any]:
         code, values = self._values.__code__, self._values.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
@@ -203,8 +194,6 @@ class _ClassAttributes(_Computed):
 
 
 class _Slots(_Computed):
-    """Attributes in the slots of a class."""
-
     def __init__(self, prefix: str, owner: Any, slots: dict[str, MemberDescriptorType]) -> None:
         super().__init__(prefix, owner)
         self._slots = slots

@@ -16,11 +16,7 @@ from torch import nn
 
 from graphkit.audit.host_objects.frozen_values import FrozenValues, HeldTensors
 from graphkit.audit.host_objects.host_numbers import read_word
-from graphkit.audit.host_objects.reachable_objects import (
-    SEARCH_DEPTH,
-    ReachableObjects,
-    walk_roots,
-)
+from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.errors import ConfigError
 from graphkit.graphs import CapturedGraph
 from graphkit.graphs.operations import has_storage

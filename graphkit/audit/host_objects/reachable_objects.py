@@ -21,13 +21,7 @@ from torch import nn
 
 from graphkit.audit.host_objects.containers import Container, class_values, containers
 from graphkit.buffers import AttentionBackend
-from graphkit.runners.known_memory import (
-    bases,
-    class_attributes,
-    is_a,
-    items_of,
-    own_attributes,
-)
+from graphkit.runners.known_memory import bases, class_attributes, is_a, items_of, own_attributes
 from graphkit.runners.step import forward_name
 
 _T = TypeVar("_T")

@@ -141,7 +141,11 @@ def assert_target_equivalent(
     """
     for mode in selected_modes(target, modes):
         if mode not in target.forwards:
-            _assert_step_equivalent(target, batch_sizes, device, tolerance)
+            with open_step(target, batch_sizes=batch_sizes, device=device) as step:
+                step.capture()
+                for size in () if step.eager_reason else step.runner.table:
+                    for name in STEP_PROPERTIES:
+                        check_step(step, name, size, tolerance)
             continue
         with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
             runner.capture()
@@ -180,16 +184,6 @@ def check_step(step: EngineStep, name: str, size: int, tolerance: float) -> None
                 raise AssertionError(_comparison_text(comparison, bug))
     finally:
         runs.release()
-
-
-def _assert_step_equivalent(
-    target: CaptureTarget, batch_sizes: Sequence[int] | None, device: str, tolerance: float
-) -> None:
-    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
-        step.capture()
-        for size in () if step.eager_reason else step.runner.table:
-            for name in STEP_PROPERTIES:
-                check_step(step, name, size, tolerance)
 
 
 def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:

@@ -34,12 +34,7 @@ _NUMBERS = ("any", "smallest", "largest", "one repeated")
 
 
 def batches(
-    mode: ForwardMode,
-    spec: SpecConfig,
-    sizes: BufferSizes,
-    *,
-    table: Any = None,
-    **options: Any,
+    mode: ForwardMode, spec: SpecConfig, sizes: BufferSizes, *, table: Any = None, **options: Any
 ) -> st.SearchStrategy[Any]:
     """Return a strategy for batches of a mode, of one request up to ``sizes.max_batch_size``.
 

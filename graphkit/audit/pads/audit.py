@@ -82,7 +82,7 @@ def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
         )
         facts = {"field": error.name, "before": error.before, "after": error.after}
         return text, {**facts, "row": error.row}
-    facts = {"field": error.field, **row_facts(error)}
+    facts = row_facts(error)
     text = f"{row_text(error, live)} is {facts['after']} instead of {facts['before']} {text}."
     if error.distance:
         text += (
@@ -150,7 +150,8 @@ class LiveBatch:
         runs = self._runs(padded_batch=self._requests.padded(self._size))
         # All replays then follow one of this size.
         self._samples.leave(runs.padded_batch, self._size)
-        self._expected = self._replayed(runs)
+        self._expected = runs.replay()
+        self.replays += 1
         find_cause = self._begins_at(partial(runs.first_unstable_node, self._samples.weights))
         text = "in a second replay of the same batch"
         repeated = Variation(FindingKind.NONDETERMINISTIC_STEP, text, runs, find_cause)
@@ -158,7 +159,7 @@ class LiveBatch:
         self._is_unstable = bool(unrepeated)
         yield from unrepeated
         rounding = FindingKind.NONDETERMINISTIC_ROUNDING
-        if not self._on_any_rank(any(wrong.kind is not rounding for wrong in unrepeated)):
+        if not on_any_rank(self._runner, any(wrong.kind is not rounding for wrong in unrepeated)):
             variations = chain(self._pads(), self._previous_batches())
             # All are replayed before the first cause is searched.
             yield from [wrong for variation in variations for wrong in self._compare(variation)]
@@ -174,7 +175,8 @@ class LiveBatch:
         kind, order = variation.kind, variation.order
         if variation.previous is not None:
             self._samples.leave(*variation.previous)
-        got = self._replayed(variation.runs)
+        got = variation.runs.replay()
+        self.replays += 1
         if variation.judges_state:
             self._note_stray_write(variation)
         # Kernels may round by the index of a row, so that reordered rows differ by rounding.
@@ -182,19 +184,16 @@ class LiveBatch:
         owner = even_owner(self._live)
         differing = partial(first_difference, expected, got, owner, self._rounding)
         wrong = differing(self._rounding.beside(0.0))
-        if self._on_any_rank(wrong is not None):  # the padded and the unpadded step take long
+        # Only where it may matter: the padded and the unpadded step take long.
+        if on_any_rank(self._runner, wrong is not None):
             wrong = differing(self._rounding.beside(self._natural_ulps))
         if wrong is None and order is None and not self._is_unstable:
             kind, wrong = kind.within_rounding, differing()
         ulps = 0.0
-        if self._on_any_rank(wrong is not None and bool(wrong.distance)):
+        if on_any_rank(self._runner, wrong is not None and bool(wrong.distance)):
             ulps = self._natural_ulps  # all ranks run it for the text of one
         if wrong is not None:
             yield WrongReplay(kind, variation, wrong, ulps)
-
-    def _replayed(self, runs: EqualStateRuns) -> Tensors:
-        self.replays += 1
-        return runs.replay()
 
     def _note_stray_write(self, variation: Variation) -> None:
         write = self._samples.state.stray_write(variation.runs.padded_batch)
@@ -224,7 +223,7 @@ class LiveBatch:
             batch = requests.padded(self._size, fill)
             yield self._with_pads(f"with {content} in pad rows", batch)
         alias_reserved_row = partial(state.alias_reserved_row, self._batch)
-        if self._on_any_rank(alias_reserved_row()):
+        if on_any_rank(self._runner, alias_reserved_row()):
             text = "with slots of another request in the reserved row of a request table"
             yield self._with_pads(text, self._batch, alias_reserved_row, judges_state=False)
 
@@ -272,7 +271,7 @@ class LiveBatch:
 
         Random numbers belong to row indices, so a step that draws some cannot be compared.
         """
-        if self._on_any_rank(self._samples.draws):
+        if on_any_rank(self._runner, self._samples.draws):
             return
         indices = range(self._live)
         orders = {tuple(reversed(indices)), (*indices[1:], *indices[:1])} - {tuple(indices)}
@@ -293,6 +292,3 @@ class LiveBatch:
         # On several ranks only one may see the difference, and the others would wait.
         is_alone = self._runner.group is None
         return lambda kind: Cause(kind, find_node() if is_alone else None)
-
-    def _on_any_rank(self, is_needed: bool) -> bool:
-        return on_any_rank(self._runner, is_needed)

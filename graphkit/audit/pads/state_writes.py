@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -78,9 +79,8 @@ class WatchedState:
         """
         own, reserved = rows_of_batch(batch, self._page_size), reserved_rows(self._page_size)
         for watched in self._watched:
-            pool = next(
-                (axis for axis in watched.axes if watched.is_pool(axis, own, reserved)), None
-            )
+            pools = (axis for axis in watched.axes if watched.is_pool(axis, own, reserved))
+            pool = next(pools, None)
             if pool is not None:
                 self._pools.append((watched, pool))
                 # Writes are judged by this axis first.
@@ -115,12 +115,8 @@ class WatchedState:
         # The first axis is nearly always the right one, so the device is waited for only once.
         is_stray = [watched.stray_rows(watched.axes[0], allowed).any() for watched in judged]
         suspect = torch.stack(is_stray).tolist() if is_stray else []
-        writes = (
-            watched.stray_write(allowed)
-            for watched, is_suspect in zip(judged, suspect, strict=True)
-            if is_suspect
-        )
-        return next((write for write in writes if write is not None), None)
+        writes = (watched.stray_write(allowed) for watched in compress(judged, suspect))
+        return next(filter(None, writes), None)
 
 
 class _WatchedTensor:
@@ -167,12 +163,9 @@ class _WatchedTensor:
 
 def _without_parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the state without empty tensors and parts of other tensors, whose rows are shifted."""
-
-    def containers_first(item: tuple[str, torch.Tensor]) -> tuple[int, bool]:
-        return -item[1].nbytes, not item[1].is_contiguous()
-
     kept: dict[str, torch.Tensor] = {}
-    for name, tensor in sorted(state.items(), key=containers_first):
+    containers_first = sorted(state.items(), key=lambda s: (-s[1].nbytes, not s[1].is_contiguous()))
+    for name, tensor in containers_first:
         if tensor.numel() and not any(_is_part(tensor, whole) for whole in kept.values()):
             kept[name] = tensor
     return ((name, tensor) for name, tensor in state.items() if name in kept)

@@ -94,15 +94,9 @@ def _sampled_runs(
     for order in orders:
         taken = requests.take(order)
         text = "alone" if len(order) == 1 else f"among {len(order)} requests, from {order[0]} on"
-        run = RowRun(
-            text,
-            runner.step,
-            order,
-            [f"request {request}" for request in order],
-            taken.counts.tolist(),
-            start.restore,
-            partial(runner.fall_back, taken.batch()),
-        )
+        names, counts = [f"request {request}" for request in order], taken.counts.tolist()
+        fall_back = partial(runner.fall_back, taken.batch())
+        run = RowRun(text, runner.step, order, names, counts, start.restore, fall_back)
         run.prepare()
         yield run, run.run()
 
@@ -114,12 +108,9 @@ def _report(
     rounding, field = Rounding(runner.sizes.dtype), difference.field
     differing = partial(first_difference, {field: expected}, {field: got}, even_owner(1), rounding)
     wrong, unit = differing(), difference.units[1]
-    is_rounding = differing(rounding.most) is None
-    kind = (
-        FindingKind.ROUNDING_DEPENDS_ON_OTHER_ROWS
-        if is_rounding
-        else FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE
-    )
+    kind = FindingKind.DEPENDENCE_ON_THE_BATCH_SIZE
+    if differing(rounding.most) is None:
+        kind = kind.within_rounding
     first = None
     if runner.group is None:  # only one rank may see the difference
         first = difference.first_node(rounding, target.weights)

@@ -119,14 +119,14 @@ class Sequences:
         return RowRun(part.text, part.runner.step, keys, names, [1] * len(keys), prepare, run)
 
     def _parts(self) -> Iterator[Sequence[_Part]]:
-        """Yield the batches of every text."""
         indices = range(len(self._requests))
         orders = {(0,), (len(indices) - 1,), tuple(indices), tuple(reversed(indices))}
         for index in indices:
             yield self._prompt(index)
         yield from self._cut_prompts()
         chains = [replace(request, parents=_chain(request)) for request in self._requests]
-        for requests in (self._requests, chains) if self._has_trees else (chains,):
+        has_trees = any((request.parents != _chain(request)).any() for request in self._requests)
+        for requests in (self._requests, chains) if has_trees else (chains,):
             for index in indices:
                 for path in requests[index].paths():
                     yield [*self._prompt(index), *self._decoded(index, path)]
@@ -145,17 +145,12 @@ class Sequences:
         return self._verify.tokens_per_request
 
     @property
-    def _has_trees(self) -> bool:
-        return any((request.parents != _chain(request)).any() for request in self._requests)
-
-    @property
     def _packs_steps(self) -> bool:
         """Whether engines divide the rows of a step among its requests, see ``Verifier``."""
         step, is_chain = self._verify.step, self._verify.spec.topk == 1
         return self._width > 1 and is_chain and step.packs_rows and not step.plans_on_host
 
     def _prompt(self, index: int) -> list[_Part]:
-        """Return a whole prompt as one batch."""
         return [self._chunk([(index, range(len(self._requests[index].prompt)))])]
 
     def _prompts(self) -> list[_Part]:
@@ -167,10 +162,8 @@ class Sequences:
             length = len(request.prompt)
             for chunk in {_SHORT_CHUNK, length - 1, (length + 1) // 2} & {*range(1, length)}:
                 starts = range(0, length, chunk)
-                yield [
-                    self._chunk([(index, range(start, min(start + chunk, length)))])
-                    for start in starts
-                ]
+                spans = (range(start, min(start + chunk, length)) for start in starts)
+                yield [self._chunk([(index, span)]) for span in spans]
         if len(self._requests) > 1 and self._verify.step.packs_rows:
             first, second = (range(len(request.prompt)) for request in self._requests)
             half = len(first) // 2

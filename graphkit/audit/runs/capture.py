@@ -89,7 +89,15 @@ def capture_target(
             else:
                 step = stack.enter_context(open_step(target, **settings))
                 if step.eager_reason:
-                    records.append(_eager_step(step.eager_reason))
+                    eager = ModeRecord(
+                        mode=mode.name,
+                        tokens_per_request=1,
+                        host_planned=False,
+                        input_bytes=0,
+                        sizes=(),
+                        eager_reason=step.eager_reason,
+                    )
+                    records.append(eager)
                     continue
                 captured = _capture_step(step, compares_all, attribution, progress)
             captures.append(captured)
@@ -262,14 +270,3 @@ def _capture_step(
         requests.admit()
     captured.record = replace(captured.record, loops=tuple(loops), stats=runner.stats)
     return captured
-
-
-def _eager_step(reason: str) -> ModeRecord:
-    return ModeRecord(
-        mode=ForwardMode.STEP.name,
-        tokens_per_request=1,
-        host_planned=False,
-        input_bytes=0,
-        sizes=(),
-        eager_reason=reason,
-    )

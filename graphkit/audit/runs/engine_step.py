@@ -200,12 +200,11 @@ def compare_loop(runs: RequestRuns) -> tuple[int, tuple[Mismatch, ...]]:
         The number of steps, and the first difference, if there is one. Without any steps the
         replays were not repeatable, so that nothing could be compared.
     """
-    steps = LOOP_STEPS
     runner, count = runs.runner, len(runs.requests)
     rounding = Rounding(runner.sizes.dtype)
-    replayed, launched = runs.replayed(steps), runs.launched(steps, steps)
+    replayed, launched = runs.replayed(LOOP_STEPS), runs.launched(LOOP_STEPS, LOOP_STEPS)
     mismatches = replayed.differences(launched, rounding)
-    is_repeatable = not mismatches or not replayed.differences(runs.replayed(steps), rounding)
+    is_repeatable = not mismatches or not replayed.differences(runs.replayed(LOOP_STEPS), rounding)
     runs.release()
     if not is_repeatable:
         return 0, ()

@@ -134,10 +134,9 @@ class EqualStateRuns:
         """Run the padded step without a graph."""
         self.start.restore()
         self._prepare()
+        batch, size = self.padded_batch, self.padded_batch_size
         with self._forcing.record():
-            output = self.runner.run_padded(
-                self.padded_batch, padded_batch_size=self.padded_batch_size
-            )
+            output = self.runner.run_padded(batch, padded_batch_size=size)
         self._last_padded = self._live_rows(output)
         return self._last_padded
 

@@ -21,8 +21,6 @@ from graphkit.graphs.attribution import NodeOrigin
 from graphkit.runners.comparison.differences import Rounding
 from graphkit.runners.step import Step
 
-TracedRun = Callable[[], object]
-
 
 @dataclass(frozen=True, slots=True)
 class FirstNode:
@@ -60,7 +58,7 @@ class FirstNode:
 
 def first_node(
     step: Step[Any],
-    runs: tuple[TracedRun, TracedRun],
+    runs: tuple[Callable[[], object], Callable[[], object]],
     rows: LiveRows,
     rounding: Rounding,
     weights: Weights = None,
@@ -122,11 +120,8 @@ def first_node_in(
 def node_at(trace: ForwardTrace, index: int, call: int) -> FirstNode:
     """Return an operation of a traced call of the forward."""
     keys = [*map(_key, trace.ops, trace.origins)]
-    return FirstNode(
-        trace.ops[index],
-        trace.origins[index],
-        call * keys.count(keys[index]) + keys[:index].count(keys[index]),
-    )
+    occurrence = call * keys.count(keys[index]) + keys[:index].count(keys[index])
+    return FirstNode(trace.ops[index], trace.origins[index], occurrence)
 
 
 class _DataFlow:

@@ -19,13 +19,7 @@ import torch
 
 from graphkit.audit.audit_log import NotChecked
 from graphkit.audit.bits import checksum
-from graphkit.audit.node_switches import (
-    FirstOps,
-    Nodes,
-    ReplayGraph,
-    bisected,
-    switches,
-)
+from graphkit.audit.node_switches import FirstOps, Nodes, ReplayGraph, bisected, switches
 from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes, memory_segments
 from graphkit.graphs.recorded_graph import RecordedOp

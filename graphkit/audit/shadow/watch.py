@@ -121,7 +121,9 @@ class ShadowWatch:
             self._findings.report_failure(runs, error)
         finally:
             after.restore()
-            _overwrite(output.tensors(), replayed)  # a bisection replays the graph again
+            with torch.inference_mode():
+                for name, tensor in output.tensors().items():
+                    tensor.copy_(replayed[name])  # a bisection replays the graph again
         return output
 
     def _snapshot(self, objects: ReachableObjects | None = None) -> StateSnapshot:
@@ -129,7 +131,6 @@ class ShadowWatch:
         return StateSnapshot(self._runner.mutable_state, self._runner.device, restore_host)
 
     def _compare(self, runs: EqualStateRuns, replayed: Tensors, after: StateSnapshot) -> None:
-        """Compare a replay with runs of its batch."""
         self.compared += 1
         if self._bisect and self._findings.report_frozen(runs):
             return  # a run without a graph uses other values
@@ -177,11 +178,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
     for size in runner.table:
         with log.check(Audit.SHADOW, runner.mode.name, size) as check:
             watch = ShadowWatch(
-                runner,
-                every=1,
-                weights=target.weights,
-                bisect=True,
-                tolerance=log.tolerance,
+                runner, every=1, weights=target.weights, bisect=True, tolerance=log.tolerance
             )
             sizes = live_sizes(runner.table, size)
             with StateSnapshot(restorable_state(runner), runner.device), watch:
@@ -192,27 +189,16 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             check.text = f"compared {requests_text(sizes)} with the padded and the unpadded step"
 
 
-def _overwrite(output: Tensors, rows: Tensors) -> None:
-    with torch.inference_mode():
-        for name, tensor in output.items():
-            tensor.copy_(rows[name])
-
-
 class _Findings:
     """Reports what comparisons of replays find, the first of each kind, size and output field."""
 
     def __init__(self, runner: Runner[Any, Any], weights: Weights, *, bisect: bool) -> None:
         self._runner, self._weights, self._bisect = runner, weights, bisect
         self._check = Check(Audit.SHADOW, runner.mode.name, 0)
+        self.all: list[Finding] = self._check.findings
         self._reported: set[tuple[str, int, str]] = set()
 
-    @property
-    def all(self) -> list[Finding]:
-        """Findings so far."""
-        return self._check.findings
-
     def report_failure(self, runs: EqualStateRuns, error: Exception) -> None:
-        """Report a batch that cannot be compared."""
         text = f"the comparison of a replay of {_live(runs)} failed: {_described(error)}"
         self._report(FindingKind.SHADOW_FAILED, runs, "", text)
 
@@ -227,7 +213,6 @@ class _Findings:
         return bool(frozen)
 
     def report_wrong_state(self, runs: EqualStateRuns, name: str) -> None:
-        """Report state that a replay leaves wrong."""
         text = (
             f"the graph leaves different values in `{name}` than the same step without a graph "
             f"({_live(runs)})."
@@ -235,12 +220,7 @@ class _Findings:
         self._report(FindingKind.GRAPH_BUG, runs, name, text)
 
     def report_row(
-        self,
-        kind: FindingKind,
-        runs: EqualStateRuns,
-        wrong: Mismatch,
-        more: str = "",
-        **facts: Any,
+        self, kind: FindingKind, runs: EqualStateRuns, wrong: Mismatch, more: str = "", **facts: Any
     ) -> None:
         """Report a row that differs between two runs of a batch, with more text and facts."""
         if self._is_new(kind, runs, wrong.field):

@@ -110,11 +110,7 @@ def _float_ranges(
     for block in live:
         if block.begin in last and last[block.begin].dtype.is_floating_point:
             yield block.begin, block.end
-    floats = [
-        (allocation.begin, allocation.end)
-        for allocation in own
-        if allocation.dtype.is_floating_point
-    ]
+    floats = [(each.begin, each.end) for each in own if each.dtype.is_floating_point]
     holes = [(block.begin, block.end) for block in live]
     holes += [
         (allocation.begin, allocation.end)

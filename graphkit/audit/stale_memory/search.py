@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphkit.audit.audit_log import Check, argument_text
 from graphkit.audit.finding_kinds import FindingKind
@@ -21,20 +21,10 @@ from graphkit.graphs import Allocation
 from graphkit.graphs.walk.timing import execution_order
 from graphkit.records import Node
 
-
-@dataclass(frozen=True, slots=True)
-class _StaleRead:
-    """A read of pool memory that nothing in the graph wrote before.
-
-    Attributes:
-        span: The first unit that is read, or all that was overwritten if time was up.
-        effect: What its contents change.
-        node: The node that depends on it, where nodes can be left out.
-    """
-
-    span: Range
-    effect: Effect
-    node: Node | None
+_StaleRead = tuple[Range, Effect, Node | None]
+"""A read of pool memory that nothing in the graph wrote before: the first unit that is read, or all
+that was overwritten if time was up; what its contents change; and the node that depends on it,
+where nodes can be left out."""
 
 
 def search_stale_memory(graph: ReplayableGraph, check: Check, most: int, advice: str) -> int | None:
@@ -77,22 +67,22 @@ def _first_read(graph: ReplayableGraph, poison: Poison, effect: Effect) -> _Stal
         if unit is None or differ(unit):
             return None
     except TimeoutError:
-        return _StaleRead((poison.ranges[0][0], poison.ranges[-1][1]), effect, None)
+        return (poison.ranges[0][0], poison.ranges[-1][1]), effect, None
     last = graph.effect(poison.first(unit + 1))
     if last is None:
         return None
-    return _StaleRead(poison.unit(unit), last, graph.first_dependent(poison, unit))
+    return poison.unit(unit), last, graph.first_dependent(poison, unit)
 
 
 def _report(
     graph: ReplayableGraph, check: Check, read: _StaleRead, content: str, advice: str
 ) -> Range:
     """Report a read, and return the range of the memory that it reads from."""
-    address, end = read.span
+    (address, end), effect, dependent = read
     block = graph.memory.block_at(address)
     allocation = _allocation_at(graph, address, is_live=block.is_live)
     name = graph.name_at(address) if block.is_live else ""
-    node = read.node or first_pointing(graph.record.nodes, (block.begin, end))
+    node = dependent or first_pointing(graph.record.nodes, (block.begin, end))
     argument = None if node is None else nearest_argument(node, (block.begin, end))[1]
     reader = "a node, whose arguments do not point there,"
     if node is not None:
@@ -107,15 +97,15 @@ def _report(
     check.report(
         FindingKind.STALE_POOL_MEMORY,
         f"{reader} reads memory of the graph pool before any node writes it{memory}. With "
-        f"{content} there, {read.effect.text}.",
+        f"{content} there, {effect.text}.",
         node=node,
         argument=argument,
         names=(name,) if name else (),
         cause="; ".join((line or name, *((node.module, node.source) if node else ()))),
         advice=advice,
-        **read.effect.facts,
+        **effect.facts,
     )
-    return read.span if allocation is None else (allocation.begin, allocation.end)
+    return (address, end) if allocation is None else (allocation.begin, allocation.end)
 
 
 def _allocation_at(graph: ReplayableGraph, address: int, *, is_live: bool) -> Allocation | None:

@@ -36,9 +36,11 @@ def _capture_one(
     result = original(self, shape_key, forward_fn, *args, **kwargs)
     runner = self._cuda_graph_runner
     inputs = _inputs(runner, shape_key.size)
+    parts = (shape_key.size, shape_key.variant_label, shape_key.attention_variant)
+    label = " ".join(str(part) for part in parts if part is not None)
     register(
         self._graphs[shape_key],
-        name=f"{type(runner).__name__} {_label(shape_key)}",
+        name=f"{type(runner).__name__} {label}",
         body=forward_fn,
         inputs=inputs,
         outputs=self._outputs[shape_key],
@@ -65,8 +67,3 @@ def _inputs(runner: Any, batch_size: int) -> dict[str, tuple[Any, int, Any]]:
         pad = None if policy in _ANYTHING else 0 if policy == "zero" else slot.pad_value
         inputs[name] = (slot.buffer[: rows[slot.axis]], 0, pad)
     return inputs
-
-
-def _label(shape_key: Any) -> str:
-    parts = (shape_key.size, shape_key.variant_label, shape_key.attention_variant)
-    return " ".join(str(part) for part in parts if part is not None)

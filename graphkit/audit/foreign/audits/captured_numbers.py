@@ -122,12 +122,7 @@ class NumberSearch:
 
 
 class _Variables:
-    """The variables of a frame.
-
-    Attributes:
-        frame: The frame.
-        is_outer: Whether it ran before the capture began, so that it may run after it.
-    """
+    """The variables of a frame; an outer one ran before the capture began, and may run after it."""
 
     def __init__(self, frame: FrameType, is_outer: bool) -> None:
         self.frame, self.is_outer = frame, is_outer

@@ -28,11 +28,7 @@ def report_fault(text: str, error: str, check: Check, advice: str = FIND_ADVICE)
 
 
 def replay_by_node(
-    device: Any,
-    followed: FollowedGraph,
-    graph: Any,
-    replay: Callable[[], object],
-    check: Check,
+    device: Any, followed: FollowedGraph, graph: Any, replay: Callable[[], object], check: Check
 ) -> bool:
     """Run the nodes of a replay one after the other, and report the first one that faults.
 
@@ -69,19 +65,18 @@ def _report_node(followed: FollowedGraph, node: Node, error: str, check: Check) 
         for index, argument in enumerate(node.arguments)
     )
     shown = listed(arguments, _SHOWN) or "none"
+    names = (
+        followed.memories[pointer.address].name
+        for argument in node.arguments
+        for pointer in argument.pointers
+        if pointer.address in followed.memories
+    )
     check.text = f"node {node.index} failed: {error}"
     check.report(
         FindingKind.FAULT,
         f"`{node.short_name}` (node {node.index}) failed in replay {followed.replays}: {error}. "
         f"Grid {list(node.grid)}, block {list(node.block)}; arguments: {shown}.",
         node=node,
-        names=tuple(
-            dict.fromkeys(
-                followed.memories[pointer.address].name
-                for argument in node.arguments
-                for pointer in argument.pointers
-                if pointer.address in followed.memories
-            )
-        ),
+        names=tuple(dict.fromkeys(names)),
         cause=error,
     )

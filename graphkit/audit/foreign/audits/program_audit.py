@@ -21,17 +21,9 @@ from graphkit.audit.foreign.audit_options import AuditOptions
 from graphkit.audit.foreign.audits.captured_numbers import NumberSearch
 from graphkit.audit.foreign.audits.device import CudaDevice, PoolId
 from graphkit.audit.foreign.audits.faults import replay_by_node, report_fault
-from graphkit.audit.foreign.audits.followed_graph import (
-    DEFAULT_POOL,
-    FollowedGraph,
-    held_ranges,
-)
+from graphkit.audit.foreign.audits.followed_graph import DEFAULT_POOL, FollowedGraph, held_ranges
 from graphkit.audit.foreign.audits.foreign_graph import ForeignGraph
-from graphkit.audit.foreign.audits.frozen_numbers import (
-    GraphKeys,
-    check_equal_keys,
-    check_numbers,
-)
+from graphkit.audit.foreign.audits.frozen_numbers import GraphKeys, check_equal_keys, check_numbers
 from graphkit.audit.foreign.audits.pointers import Blocks, check_capture, check_references
 from graphkit.audit.foreign.audits.process_report import ProcessReport
 from graphkit.audit.foreign.audits.rank_keys import RankKeys

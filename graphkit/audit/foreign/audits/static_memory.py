@@ -119,17 +119,13 @@ class StaticMemories:
         return memory
 
 
-def _described(
-    tensors: Mapping[int, Sequence[torch.Tensor]],
-) -> Iterator[tuple[int, StaticMemory]]:
+def _described(tensors: Mapping[int, Sequence[torch.Tensor]]) -> Iterator[tuple[int, StaticMemory]]:
     """Yield storages by address.
 
     Args:
         tensors: The tensors on each storage. Any of them may be the one that the program holds: the
             base of a view, or the view.
     """
-    if not tensors:
-        return
     weights = weight_holders(set(tensors))
     attributes = attribute_holders(
         [view for begin, views in tensors.items() if begin not in weights for view in views]
@@ -139,15 +135,6 @@ def _described(
         held = weights[begin] if is_weight else []
         held = held or [holder for view in views for holder in attributes.get(id(view), ())]
         shape = held[0].shape if held else shape_text(views[0])
-        yield (
-            begin,
-            StaticMemory(
-                begin,
-                begin + storage.nbytes(),
-                held[0].name if held else shape,
-                shape,
-                is_weight,
-                StorageWeakRef(storage),
-                tuple(held),
-            ),
-        )
+        name, end = held[0].name if held else shape, begin + storage.nbytes()
+        reference = StorageWeakRef(storage)
+        yield begin, StaticMemory(begin, end, name, shape, is_weight, reference, tuple(held))
