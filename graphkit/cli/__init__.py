@@ -40,17 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @cache
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands once; parsed arguments hold the command as ``run``."""
-    from graphkit.cli import (
-        audit,
-        bench,
-        capture,
-        diff,
-        doctor,
-        export,
-        generate,
-        inspect,
-        record,
-    )
+    from graphkit.cli import audit, bench, capture, diff, doctor, export, generate, inspect, record
     from graphkit.cli.options import HelpFormatter
 
     parser = argparse.ArgumentParser(

@@ -14,13 +14,7 @@ from graphkit.cli.generate_texts import OnText, Prompt, TextDisplay, prompt_end
 from graphkit.cli.models import OpenModels, open_models
 from graphkit.cli.output import progress_on_stderr
 from graphkit.distributed import RankGroup
-from graphkit.engine import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    SpeculativeEngine,
-    TextStream,
-)
+from graphkit.engine import FinishReason, Request, SamplingParams, SpeculativeEngine, TextStream
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import environment
 from graphkit.models.tokenizer import Tokenizer

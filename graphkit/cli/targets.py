@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphkit.cli.exits import UsageError
-from graphkit.cli.models import (
-    import_models,
-    kv_dtype,
-    load_model,
-    use_one_thread,
-)
+from graphkit.cli.models import import_models, kv_dtype, load_model, use_one_thread
 from graphkit.cli.options import SPECULATION, refuse_options, speculation_settings
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.errors import ConfigError

@@ -8,12 +8,7 @@ from graphkit.cli.benchmarks.measured_engine import (
     make_variants,
 )
 from graphkit.cli.benchmarks.step_bench import StepBench, longest_path, pieces
-from graphkit.cli.benchmarks.step_bound import (
-    WeightBytes,
-    copy_bandwidth,
-    device_ms,
-    synchronise,
-)
+from graphkit.cli.benchmarks.step_bound import WeightBytes, copy_bandwidth, device_ms, synchronise
 
 __all__ = [
     "Generation",

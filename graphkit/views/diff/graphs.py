@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from graphkit.records import (
-    FieldChange,
-    GraphDiff,
-    GraphRecord,
-    MetricChange,
-    Node,
-    NodeChange,
-)
+from graphkit.records import FieldChange, GraphDiff, GraphRecord, MetricChange, Node, NodeChange
 from graphkit.views.diff.nodes import NodePair, node_changes, pair_nodes
 from graphkit.views.diff.sentences import NOTHING_CHANGED, argument_sentences, sentences
 
