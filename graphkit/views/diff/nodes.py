@@ -17,6 +17,12 @@ NodePair = tuple[Node, Node]
 NAME_FIELDS = ("kernel", "name")
 """Fields of a change that replaces the node's kernel, or the name of any other node."""
 _Key = Callable[[Node], Hashable]
+_KEYS: tuple[_Key, ...] = (
+    lambda node: (node.module, node.op, node.kind, node.short_name),
+    lambda node: (node.module, node.op, node.kind),
+    lambda node: (node.kind, node.short_name),
+)
+"""Kernel and operation, operation, and kernel of a node."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}")
 """Long enough to be an address; shorter ones are offsets into named memory."""
 
@@ -35,7 +41,11 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[i
     left = [position for position, key in enumerate(before) if key in common]
     right = [position for position, key in enumerate(after) if key in common]
     run = _last_run([before[i] for i in left], [after[j] for j in right])
-    return [(left[i], right[j]) for i, j in reversed(list(_pairs_backwards(run)))]
+    pairs: list[tuple[int, int]] = []
+    while run is not None:  # from the last run to the first
+        run, i, j, length = run
+        pairs += [(left[i + step], right[j + step]) for step in reversed(range(length))]
+    return pairs[::-1]
 
 
 def _last_run(before: Sequence[Hashable], after: Sequence[Hashable]) -> _Run | None:
@@ -63,19 +73,13 @@ def _run_end(before: Sequence[Hashable], after: Sequence[Hashable], i: int, j: i
     return i
 
 
-def _pairs_backwards(run: _Run | None) -> Iterator[tuple[int, int]]:
-    while run is not None:
-        run, i, j, length = run
-        yield from ((i + step, j + step) for step in reversed(range(length)))
-
-
 def pair_nodes(before: Sequence[Node], after: Sequence[Node]) -> list[NodePair]:
     """Pair the nodes that both graphs contain, in order.
 
     First pair equal kernels of equal operations. Between two of those pairs, pair equal
     operations with different kernels; between two of those, equal kernels of different modules.
     """
-    return list(_paired(before, after, (_kernel_and_operation, _operation, _kernel)))
+    return list(_paired(before, after, _KEYS))
 
 
 def _paired(
@@ -88,18 +92,6 @@ def _paired(
         yield from _paired(before[i + 1 : i_next], after[j + 1 : j_next], keys[1:])
         if i_next < len(before):
             yield before[i_next], after[j_next]
-
-
-def _kernel_and_operation(node: Node) -> Hashable:
-    return node.module, node.op, node.kind, node.short_name
-
-
-def _operation(node: Node) -> Hashable:
-    return node.module, node.op, node.kind
-
-
-def _kernel(node: Node) -> Hashable:
-    return node.kind, node.short_name
 
 
 def node_changes(before: Node, after: Node) -> Iterator[FieldChange]:

@@ -27,13 +27,20 @@ COSTS = ("num_nodes", *TIMES, "pool_bytes", "graph_bytes")
 """Figures that get worse as they grow, except the times of eager steps and captures."""
 _Sizes = dict[str, tuple[str, SizeRecord]]
 """Mode and size record, by the name ``MODE SIZE``."""
-_Key = Callable[[GraphRecord], Hashable]
 _LINE_NUMBER = re.compile(r":\d+")
 _Matched = tuple[
     list[tuple[GraphRecord, GraphRecord]], Sequence[GraphRecord], Sequence[GraphRecord]
 ]
 """Graphs that match, in the order of the record after, and those of either record without one."""
 _METRICS = ("num_tokens", "num_nodes", "capture_ms", "pool_bytes", "replay_us", "eager_us")
+_Key = Callable[[GraphRecord], Hashable]
+_KEYS: tuple[_Key, ...] = (
+    lambda graph: (graph.mode, graph.batch_size) if graph.mode else (graph.name, graph.captured_at),
+    lambda graph: None if graph.mode else graph.name,
+    lambda graph: None if graph.mode else _LINE_NUMBER.sub("", graph.captured_at),
+    lambda graph: None if graph.mode else "",
+)
+"""Keys by which graphs match, in turn; a graph whose key is ``None`` matches no other."""
 
 
 def diff_records(before: Record, after: Record) -> DiffRecord:
@@ -46,7 +53,7 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
         RecordError: A record is of a kind that holds no graphs.
     """
     old, new = require_graphs(before), require_graphs(after)
-    pairs, only_old, only_new = _matched(old, new)
+    pairs, only_old, only_new = _match_graphs(old, new)
     old_sizes, new_sizes = _sizes(old), _sizes(new)
     return DiffRecord(
         before=old.title,
@@ -57,12 +64,6 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
         only_before=_names_only_in(old_sizes, new_sizes, only_old),
         only_after=_names_only_in(new_sizes, old_sizes, only_new),
     )
-
-
-def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> _Matched:
-    if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
-        return [(before, after)], (), ()
-    return _match_graphs(before.graphs, after.graphs)
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:
@@ -93,19 +94,21 @@ def _names_only_in(sizes: _Sizes, others: _Sizes, graphs: Sequence[GraphRecord])
     return tuple(dict.fromkeys([*only_sizes, *only_graphs]))
 
 
-def _match_graphs(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> _Matched:
+def _match_graphs(before: RecordWithGraphs, after: RecordWithGraphs) -> _Matched:
     """Match the graphs of runners by mode and size.
 
     Match other graphs by name and line; the rest by name, then by file and function without the
     line number, which moves with every edit, then by order. Graphs with equal keys match in order.
     """
-    left, right = dict(enumerate(before)), dict(enumerate(after))
+    if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
+        return [(before, after)], (), ()
+    left, right = dict(enumerate(before.graphs)), dict(enumerate(after.graphs))
     matches: dict[int, int] = {}
-    for key in (_mode_and_size_or_line, _name, _function, _any):
+    for key in _KEYS:
         for i, j in _matches(left, right, key):
             matches[j] = i
             del left[i], right[j]
-    pairs = [(before[matches[j]], after[j]) for j in sorted(matches)]
+    pairs = [(before.graphs[matches[j]], after.graphs[j]) for j in sorted(matches)]
     return pairs, [*left.values()], [*right.values()]
 
 
@@ -117,22 +120,6 @@ def _matches(
         waiting.setdefault(key(graph), []).append(i)
     equal = ((waiting.get(key(graph)), j) for j, graph in right.items() if key(graph) is not None)
     return [(indices.pop(0), j) for indices, j in equal if indices]
-
-
-def _mode_and_size_or_line(graph: GraphRecord) -> Hashable:
-    return (graph.mode, graph.batch_size) if graph.mode else (graph.name, graph.captured_at)
-
-
-def _name(graph: GraphRecord) -> Hashable:
-    return None if graph.mode else graph.name
-
-
-def _function(graph: GraphRecord) -> Hashable:
-    return None if graph.mode else _LINE_NUMBER.sub("", graph.captured_at)
-
-
-def _any(graph: GraphRecord) -> Hashable:
-    return None if graph.mode else ""
 
 
 def relative_change(figure: MetricChange) -> float | None:

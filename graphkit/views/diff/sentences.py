@@ -28,9 +28,7 @@ _SPLIT_K = re.compile(r"split_?k(?!v)", re.IGNORECASE)
 
 
 def sentences(
-    added: Sequence[Node],
-    removed: Sequence[Node],
-    changed: Sequence[NodeChange],
+    added: Sequence[Node], removed: Sequence[Node], changed: Sequence[NodeChange]
 ) -> tuple[str, ...]:
     """Return the changes as sentences, other modules first; equal layers share one.
 
@@ -47,7 +45,12 @@ def sentences(
 
 def argument_sentences(changed: Sequence[NodeChange]) -> tuple[str, ...]:
     """Return the changes of arguments as sentences, by kernel and argument."""
-    return tuple(_arguments(changed))
+    by_field: dict[str, list[_Change]] = {}
+    for node, change in _without_replaced(changed):
+        if change.field.startswith(_ARGUMENT):
+            field = f"{change.field} of {node.name}:"
+            by_field.setdefault(field, []).append((node.name, _values(change)))
+    return tuple(_spelled_out(by_field, lambda _names: ""))
 
 
 def _moved(changed: Iterable[NodeChange]) -> Iterator[str]:
@@ -100,15 +103,6 @@ def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
     return _spelled_out(by_field, lambda names: f" of {_kernels(names)}")
 
 
-def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
-    by_field: dict[str, list[_Change]] = {}
-    for node, change in _without_replaced(changed):
-        if change.field.startswith(_ARGUMENT):
-            field = f"{change.field} of {node.name}:"
-            by_field.setdefault(field, []).append((node.name, _values(change)))
-    return _spelled_out(by_field, lambda _names: "")
-
-
 def _spelled_out(
     by_field: Mapping[str, Sequence[_Change]], of_kernels: Callable[[Sequence[str]], str]
 ) -> Iterator[str]:
@@ -124,9 +118,7 @@ def _spelled_out(
             yield f"{field} differs in {nodes}{of_kernels(rest)}"
 
 
-def _without_replaced(
-    changed: Iterable[NodeChange],
-) -> Iterator[tuple[NodeChange, FieldChange]]:
+def _without_replaced(changed: Iterable[NodeChange]) -> Iterator[tuple[NodeChange, FieldChange]]:
     """Yield the changes of nodes; a replaced kernel implies its other changes."""
     for node in changed:
         if not any(change.field in NAME_FIELDS for change in node.changes):
