@@ -74,6 +74,8 @@ graphkit COMMAND --help describes a command and its options, with examples.
         capture, inspect, audit, diff, export, record, generate, bench, doctor,
     ):  # fmt: skip
         command.add_to(commands)
+    for subparser in commands.choices.values():
+        subparser.formatter_class = HelpFormatter
     return parser
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.options import HelpFormatter, add_target_options, refuse_options
+from graphkit.cli.options import add_target_options, refuse_options
 from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path
 from graphkit.cli.targets import TargetSelection, announce, select_target
@@ -37,7 +37,6 @@ Examples:
   graphkit audit engine.targets:llama --lock graphs.lock.json
   graphkit audit engine.targets:llama --check graphs.lock.json
 """,
-        formatter_class=HelpFormatter,
     )
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     add_tp_option(parser, _run)
@@ -65,6 +64,8 @@ Examples:
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
+    from graphkit.views import audit_view
+
     if arguments.lock is not None:
         why = "has no effect: --lock writes a lock file and runs no audit. Drop one of them."
         refuse_options(arguments, ("only", "out", "json"), why)
@@ -77,28 +78,21 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     path = arguments.check
     lock = None if path is None else GraphBaseline.load(rank_path(path, group))
     selection = select_target(arguments, group)
-    report = _audit(selection, arguments.only, lock, arguments.tolerance)
+    report = _audit(selection, lock, arguments)
     if group is not None:
         report = merge_rank_reports(report, group)
-    if arguments.json:
-        print_result(report.to_json())
-    else:
-        from graphkit.views import audit_view
-
-        print_result(audit_view(report))
+    print_result(report.to_json() if arguments.json else audit_view(report))
     if out is not None:
         write_output(out, report.to_json())
     return FAILED if any(finding.severity == "error" for finding in report.findings) else DONE
 
 
 def _audit(
-    selection: TargetSelection,
-    only: list[str] | None,
-    lock: GraphBaseline | None,
-    tolerance: float,
+    selection: TargetSelection, lock: GraphBaseline | None, arguments: argparse.Namespace
 ) -> AuditReport:
     from graphkit.audit import audit_target
 
+    only = arguments.only
     if only is None and lock is not None:
         only = []  # check the lock alone
     announce("auditing", selection, _audited_sizes(selection))
@@ -106,7 +100,7 @@ def _audit(
         return audit_target(
             selection.target,
             only=only,
-            tolerance=tolerance,
+            tolerance=arguments.tolerance,
             lock=lock,
             progress=progress,
             **selection.settings,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from graphkit.cli.exits import DONE, UsageError
 from graphkit.cli.models import open_models
 from graphkit.cli.options import (
-    HelpFormatter,
     add_checkpoint_options,
     add_device_option,
     choice,
@@ -65,17 +64,7 @@ Examples:
   graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --batch-sizes 1
   graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
 """,
-        formatter_class=HelpFormatter,
     )
-    _add_models(parser)
-    _add_measurements(parser)
-    add_device_option(parser)
-    add_tp_option(parser, _run)
-    parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-
-
-def _add_models(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
         "--shape", metavar="NAME|FILE",
@@ -84,6 +73,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "with a random draft head, NGRAM or NONE",
     )  # fmt: skip
     add_checkpoint_options(parser, instead_of="the reference model", among=models, compares=True)
+    _add_measurements(parser)
+    add_device_option(parser)
+    add_tp_option(parser, _run)
+    parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
 
 
 def _add_measurements(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +121,6 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
 
 
 def _measure(arguments: argparse.Namespace, group: RankGroup | None) -> BenchReport:
-    """Measure steps with the options of ``graphkit bench``."""
     import torch
 
     from graphkit.graphs import resolve_device

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.options import HelpFormatter, add_target_options
+from graphkit.cli.options import add_target_options
 from graphkit.cli.output import check_writable, print_result, write_output
 from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path
 from graphkit.cli.targets import announce, capture_selected, select_target
@@ -38,7 +38,6 @@ Examples:
   graphkit capture engine.targets:llama --mode target_verify --batch-sizes 1,8
   graphkit capture engine.targets:llama --estimate
 """,
-        formatter_class=HelpFormatter,
     )
     add_target_options(parser)
     add_tp_option(parser, _run)

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED
-from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_message, print_result
 from graphkit.records import load_record, require_graphs
 from graphkit.views.diff import COSTS, TIMES, diff_records, regressions, with_changes_above
@@ -31,7 +30,6 @@ Examples:
   graphkit diff before.json after.json --threshold 2%
   graphkit diff main.json branch.json --fail-above 5%
 """,
-        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "before", type=Path, metavar="A", help="a record of captures, of a program or of a graph"

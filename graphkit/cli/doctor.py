@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.cli.exits import DONE
-from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_result
 
 
@@ -38,7 +37,6 @@ Exit code 0: the list was printed, whatever it contains.
 Example:
   graphkit doctor
 """,
-        formatter_class=HelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run)

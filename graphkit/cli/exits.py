@@ -23,8 +23,6 @@ DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
 INTERRUPTED, TERMINATED = 130, 143
 """128 plus the number of SIGINT and of SIGTERM, as a shell reports them."""
 
-_Handler = Callable[[int, FrameType | None], None]
-
 
 class UsageError(GraphkitError):
     """The arguments of a command contradict each other or name a file that cannot be used."""
@@ -103,7 +101,7 @@ def signals_as_exit(leave: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _handler(handler: _Handler) -> Iterator[None]:
+def _handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle both signals in the block, except an ignored one.
 
     Has no effect outside the main thread, where Python sets no handlers.

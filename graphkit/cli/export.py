@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, UsageError
-from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import check_writable, write_output
 from graphkit.records import load_record
 
@@ -32,7 +31,6 @@ Examples:
   graphkit export record.json --out record.html
   graphkit export record.json --mode decode --batch-size 8 --out decode.svg
 """,
-        formatter_class=HelpFormatter,
     )
     parser.add_argument("record", type=Path, metavar="RECORD", help="the file of a saved record")
     parser.add_argument(

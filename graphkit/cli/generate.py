@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE
-from graphkit.cli.options import (
-    HelpFormatter,
-    add_checkpoint_options,
-    add_context_option,
-    add_device_option,
-)
+from graphkit.cli.options import add_checkpoint_options, add_context_option, add_device_option
 from graphkit.cli.output import at_level, is_terminal
 from graphkit.cli.ranks import add_tp_option
 
@@ -46,12 +41,19 @@ Examples:
   torchrun --nproc-per-node 2 -m graphkit generate --tp 2 --checkpoint ~/Llama-3-70B --prompt Hi
   graphkit generate --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --prompts questions.txt
 """,
-        formatter_class=HelpFormatter,
     )
     _add_input(parser)
     add_checkpoint_options(parser, instead_of="the reference model")
     add_context_option(parser, "the context of the target, at most 4096")
-    _add_generation(parser)
+    parser.add_argument(
+        "--generation", choices=("v1", "v2", "v3"),
+        help="v1 waits for the host after each step, v2 overlaps steps with the host, v3 runs many "
+        "steps in one launch; default: v3 where it can run, else v2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps-per-launch", type=int, default=16, metavar="N",
+        help="most steps of one launch in v3; default: 16",
+    )  # fmt: skip
     _add_sampling(parser)
     add_device_option(parser)
     add_tp_option(parser, _run)
@@ -74,18 +76,6 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true",
         help="make each prompt a user message by the chat template of the checkpoint",
-    )  # fmt: skip
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--generation", choices=("v1", "v2", "v3"),
-        help="v1 waits for the host after each step, v2 overlaps steps with the host, v3 runs many "
-        "steps in one launch; default: v3 where it can run, else v2",
-    )  # fmt: skip
-    parser.add_argument(
-        "--steps-per-launch", type=int, default=16, metavar="N",
-        help="most steps of one launch in v3; default: 16",
     )  # fmt: skip
 
 
@@ -153,8 +143,8 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if channel is not None:
         channel.broadcast(str(len(prompts)).encode())
     is_jsonl = any(prompt.place for prompt in prompts) and not arguments.json
-    is_streamed = len(prompts) == 1 and is_terminal(sys.stdout) and not arguments.json
-    is_streamed = is_streamed and not is_jsonl
+    is_streamed = len(prompts) == 1 and is_terminal(sys.stdout)
+    is_streamed = is_streamed and not (arguments.json or is_jsonl)
     on_result = print_result if is_jsonl else lambda *_: None
     display = stream_text if is_streamed else count_tokens
     # With --eager, steps without a graph are what was asked for.

@@ -8,13 +8,7 @@ import sys
 from pathlib import Path
 
 from graphkit.cli.exits import DONE, FAILED, UsageError, signals_as_exit
-from graphkit.cli.options import (
-    HelpFormatter,
-    add_target_options,
-    exists,
-    is_folder,
-    refuse_options,
-)
+from graphkit.cli.options import add_target_options, exists, is_folder, refuse_options
 from graphkit.cli.output import is_terminal, print_message, print_result
 from graphkit.cli.targets import FOLDER_OPTIONS, capture_selected, select_target
 from graphkit.records import RecordWithGraphs, count_of, load_record, require_graphs
@@ -43,7 +37,6 @@ Examples:
   graphkit inspect record.json --mode target_verify --batch-size 8 --plain
   graphkit inspect record.json --by kernel
 """,
-        formatter_class=HelpFormatter,
     )
     add_target_options(
         parser, metavar="RECORD|TARGET", record="a file written by capture --out or record, or "
@@ -127,26 +120,22 @@ def _load(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
 def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     modes: list[str] = arguments.mode or []
     mode = modes[0] if len(modes) == 1 else None  # several modes select what a TARGET captures
+    size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
     if arguments.json:
         print_result(record.to_json())
-    elif _has_screen() and not arguments.plain:
-        return _run_screen(record, mode, arguments.batch_size, arguments.by)
+    elif _has_screen() and not is_plain:
+        from graphkit.views.tui import InspectApp
+
+        app = InspectApp(record, mode=mode, batch_size=size, by=by)
+        with signals_as_exit(app.exit):
+            app.run()
+        return app.return_code or DONE
     else:
         from graphkit.views.text.inspect import inspect_view
 
-        size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
         view = inspect_view(record, mode=mode, batch_size=size, by=by, has_pictures=not is_plain)
         print_result(view, has_styles=not is_plain)
     return DONE
-
-
-def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None, by: str) -> int:
-    from graphkit.views.tui import InspectApp
-
-    app = InspectApp(record, mode=mode, batch_size=batch_size, by=by)
-    with signals_as_exit(app.exit):
-        app.run()
-    return app.return_code or DONE
 
 
 def _has_screen() -> bool:

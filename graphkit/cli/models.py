@@ -108,7 +108,11 @@ def load_model(
         options["dtype"] = torch.float32
     model: TransformersModel
     if folder is not None:
-        _quieten_transformers(arguments.verbose)
+        if not arguments.verbose:
+            from transformers.utils import logging
+
+            logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         model = models.load(
             folder,
             draft=arguments.draft,
@@ -124,14 +128,6 @@ def load_model(
     if device.type == "cpu" and weights <= _SMALL_WEIGHTS:
         use_one_thread()
     return model
-
-
-def _quieten_transformers(verbose: int) -> None:
-    from transformers.utils import logging
-
-    if not verbose:
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def use_one_thread() -> None:

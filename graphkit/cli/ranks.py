@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
@@ -56,7 +56,12 @@ def _run_on_ranks(command: Command, arguments: argparse.Namespace) -> int:
         UsageError: torchrun did not start as many processes as ``--tp`` says, or ``--one-shot`` is
             given for one.
     """
-    _check_processes(arguments.tp)
+    started = int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else 1
+    if arguments.tp != started:
+        raise UsageError(
+            f"--tp is {arguments.tp}, but the command has {count_of(started, 'process')}. Start it "
+            "with torchrun --nproc-per-node N -m graphkit COMMAND --tp N."
+        )
     if arguments.tp == 1:
         if arguments.one_shot:
             raise UsageError("--one-shot needs several ranks. Add --tp N.")
@@ -73,16 +78,6 @@ def _run_on_ranks(command: Command, arguments: argparse.Namespace) -> int:
         if arguments.verbose:
             traceback.print_exc()
     return _agreed(group, code, failure)
-
-
-def _check_processes(ranks: int) -> None:
-    is_torchrun = "LOCAL_RANK" in os.environ
-    started = int(os.environ["WORLD_SIZE"]) if is_torchrun else 1
-    if ranks != started:
-        raise UsageError(
-            f"--tp is {ranks}, but the command has {count_of(started, 'process')}. Start it with "
-            "torchrun --nproc-per-node N -m graphkit COMMAND --tp N."
-        )
 
 
 def _open_group(device: str, *, one_shot: bool) -> RankGroup:
@@ -182,26 +177,21 @@ def launch_order(record: CaptureRecord) -> list[str]:
     kernel or, on the recorder, the tensors of a collective. Values, memory and times may differ
     between ranks, and so may the kernel of any other operation.
     """
-    return [*_sizes(record), *_nodes(record)]
+    order = []
+    for mode in record.modes:
+        sizes = ", ".join(str(size.batch_size) for size in mode.sizes)
+        order.append(f"{mode.mode} at batch sizes {sizes or 'none'}")
+    for graph in record.graphs:
+        for node in graph.nodes:
+            place = f" in {node.module}" if node.module else ""
+            order.append(f"node {node.index} of {graph.name}: {_action(node)}{place}")
+    return order
 
 
 def differing_launch(mine: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
     """Return the first texts of two ranks that differ; ``None`` if none does."""
     pairs = zip_longest(mine, others, fillvalue=_NOTHING)
     return next((pair for pair in pairs if pair[0] != pair[1]), None)
-
-
-def _sizes(record: CaptureRecord) -> Iterator[str]:
-    for mode in record.modes:
-        sizes = ", ".join(str(size.batch_size) for size in mode.sizes)
-        yield f"{mode.mode} at batch sizes {sizes or 'none'}"
-
-
-def _nodes(record: CaptureRecord) -> Iterator[str]:
-    for graph in record.graphs:
-        for node in graph.nodes:
-            place = f" in {node.module}" if node.module else ""
-            yield f"node {node.index} of {graph.name}: {_action(node)}{place}"
 
 
 def _action(node: Node) -> str:

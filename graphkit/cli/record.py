@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.exits import DONE, FAILED, NO_DEVICE, USAGE, UsageError
-from graphkit.cli.options import HelpFormatter, exists, parse_count, refuse_options
+from graphkit.cli.options import exists, parse_count, refuse_options
 from graphkit.cli.output import check_writable, print_message, print_result, write_output
 from graphkit.records import count_of
 from graphkit.records.audit import NOT_CHECKED, SEVERITIES
@@ -47,7 +47,6 @@ Examples:
   graphkit record --check graphs.lock -- bench.py --batch-size 8
   graphkit record train.py --out model.pt
 """,
-        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "--out", type=Path, metavar="F",
@@ -104,7 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     program = program[program[:1] == ["--"] :]
     name = "graphkit-audit.json" if arguments.audit else "graphkit-record.json"
     out = arguments.lock or arguments.out or Path(name)
-    _check_program(program, is_module=is_module)
+    if not program:
+        raise UsageError("no program to record. Give a SCRIPT or -m MODULE.")
+    if not is_module and not exists(Path(program[0])):
+        raise UsageError(f"cannot run {program[0]}: the file does not exist.")
     command = ["-m", *program] if is_module else program
     if arguments.check:
         refuse_options(arguments, ("every", "find_fault", "fail_on"), _FOR_AUDITS)
@@ -183,13 +185,6 @@ def _check(program: list[str], arguments: argparse.Namespace) -> int:
     else:
         print_message(findings_view(report))
     return recorded.exit_code or (FAILED if report.findings else DONE)
-
-
-def _check_program(program: list[str], *, is_module: bool) -> None:
-    if not program:
-        raise UsageError("no program to record. Give a SCRIPT or -m MODULE.")
-    if not is_module and not exists(Path(program[0])):
-        raise UsageError(f"cannot run {program[0]}: the file does not exist.")
 
 
 def _report(recorded: RecordedProgram, out: Path) -> None:
