@@ -58,7 +58,12 @@ def complete(
     ]
     with _engine(arguments, models, len(prompts)) as engine:
         for ids in prompt_ids:
-            _check_length(ids, engine.context_limit)
+            if len(ids) >= engine.context_limit:
+                raise UsageError(
+                    f"a prompt has {len(ids)} tokens, but prompt and output together are limited "
+                    f"to {engine.context_limit}. Shorten the prompt, or increase --max-context-len "
+                    "if the target allows it."
+                )
         with _refusing_prompts():
             requests = [*map(engine.submit, prompt_ids, samplings)]
         capture_seconds = None if arguments.eager else _capture(engine)
@@ -68,22 +73,42 @@ def complete(
         with display(heads, max_new_tokens) as on_text:
             seconds = _run_to_end(engine, by_request, on_text, on_result)
         completions = tuple(map(_completion, prompts, requests, streams))
-        return _record(
-            arguments,
-            sampling,
-            models.model.algorithm,
-            engine,
-            completions,
-            seconds,
-            capture_seconds,
+        stats, spec = engine.stats, engine.spec.longest
+        return GenerateRecord(
+            text=completions[0].text,
+            completions=completions,
+            environment=environment(engine.device),
+            backend=engine.runners[0].backend.name,
+            algorithm=models.model.algorithm,
+            topk=spec.topk,
+            num_steps=spec.num_steps,
+            num_draft_tokens=spec.num_draft_tokens,
+            generation=engine.generation,
+            temperature=arguments.temperature,
+            seed=arguments.seed,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            min_p=arguments.min_p,
+            is_chat=arguments.chat,
+            **{name: getattr(sampling, name) for name in _PROCESSORS},
+            new_tokens=stats.new_tokens,
+            seconds=seconds,
+            tokens_per_second=stats.new_tokens / seconds,
+            accept_length=stats.accept_length,
+            capture_seconds=capture_seconds,
+            replays=stats.replays,
+            fallbacks=stats.fallbacks,
+            accepted_lengths=stats.accepted_lengths,
+            drafted_lengths=stats.drafted_lengths,
+            acceptance=stats.acceptance,
+            gain_over_plain=stats.gain_over_plain,
         )
 
 
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
     """Run the engine of ``complete`` on another rank than 0."""
-    with _engine(
-        arguments, open_models(arguments, group, arguments.quantize, adapts=True), num_prompts
-    ) as engine:
+    models = open_models(arguments, group, arguments.quantize, adapts=True)
+    with _engine(arguments, models, num_prompts) as engine:
         if not arguments.eager:
             engine.capture()
         engine.worker_loop()
@@ -121,15 +146,6 @@ def _refusing_prompts() -> Iterator[None]:
         yield
     except InputError as error:
         raise UsageError(str(error)) from error
-
-
-def _check_length(prompt_ids: Sequence[int], limit: int) -> None:
-    if len(prompt_ids) < limit:
-        return
-    raise UsageError(
-        f"a prompt has {len(prompt_ids)} tokens, but prompt and output together are limited to "
-        f"{limit}. Shorten the prompt, or increase --max-context-len if the target allows it."
-    )
 
 
 def _capture(engine: SpeculativeEngine) -> float:
@@ -206,55 +222,13 @@ def _printable(text: str) -> str:
 
 
 def _completion(prompt: Prompt, request: Request, stream: TextStream) -> Completion:
-    reason = request.finish_reason.value if request.finish_reason else ""
     return Completion(
         prompt=_printable(prompt.text),
         text=stream.text,
-        finish_reason=reason,
+        finish_reason=request.finish_reason.value if request.finish_reason else "",
         tokens=len(request.output_ids),
         accept_length=request.accept_length,
         token_ids=tuple(request.output_ids),
         rows=request.num_rows,
         acceptance=request.acceptance,
-    )
-
-
-def _record(
-    arguments: argparse.Namespace,
-    sampling: SamplingParams,
-    algorithm: str,
-    engine: SpeculativeEngine,
-    completions: tuple[Completion, ...],
-    seconds: float,
-    capture_seconds: float | None,
-) -> GenerateRecord:
-    stats, spec = engine.stats, engine.spec.longest
-    return GenerateRecord(
-        text=completions[0].text,
-        completions=completions,
-        environment=environment(engine.device),
-        backend=engine.runners[0].backend.name,
-        algorithm=algorithm,
-        topk=spec.topk,
-        num_steps=spec.num_steps,
-        num_draft_tokens=spec.num_draft_tokens,
-        generation=engine.generation,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        is_chat=arguments.chat,
-        **{name: getattr(sampling, name) for name in _PROCESSORS},
-        new_tokens=stats.new_tokens,
-        seconds=seconds,
-        tokens_per_second=stats.new_tokens / seconds,
-        accept_length=stats.accept_length,
-        capture_seconds=capture_seconds,
-        replays=stats.replays,
-        fallbacks=stats.fallbacks,
-        accepted_lengths=stats.accepted_lengths,
-        drafted_lengths=stats.drafted_lengths,
-        acceptance=stats.acceptance,
-        gain_over_plain=stats.gain_over_plain,
     )

@@ -76,21 +76,30 @@ class StepBench:
             CaptureError: A forward cannot be captured.
             ConfigError: A variant cannot run.
         """
-        parts = [partial(self._times, size) for size in batch_sizes]
         weights = {"verify": self.weights.verify, "drafts": self.weights.drafts}
         measures = [
             Measure(name=f"weights read by {name}", value=read / 1e6, unit="MB")
             for name, read in weights.items()
         ]
-        for done, part in enumerate(parts):
-            measures += part(partial(progress, done, len(parts)))
+        for done, size in enumerate(batch_sizes):
+            measures += self._times(size, partial(progress, done, len(batch_sizes)))
             if self._is_cuda:
                 # Runners and their steps form cycles, which keep the KV pools of closed engines.
                 gc.collect()
         return BenchReport(
             name=name,
             environment=environment(self.device),
-            settings={**self._settings(), **notes},
+            settings={
+                "algorithm": self.algorithm,
+                "topk": self.spec.topk,
+                "num_steps": _listed(self.spec.num_steps),
+                "num_draft_tokens": _listed(self.spec.num_draft_tokens),
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "context": self.context,
+                "steps per round": self._round,
+                "rounds": self.rounds,
+                **notes,
+            },
             measures=tuple(measures),
         )
 
@@ -108,20 +117,15 @@ class StepBench:
         """Steps before each measurement."""
         return max(variant.steps_in_flight for variant in self.variants)
 
-    @property
-    def _most_steps(self) -> int:
-        """Most steps between two starts of the requests, the same for all engines."""
-        steps, ahead = self._round, self._warm_up
-        measured = steps
-        if self.weights.experts:
-            measured += _COUNTED_STEPS
-        return ahead + measured + ahead
-
     def max_context_len(self, size: int) -> int:
         """Return the tokens of the longest context that an engine of a batch size needs."""
         # The first requests run a step behind each forward that prefills others.
         forwards = size * -(-self.context // LEAST_BESIDE)
-        return self.context + room_for(forwards + self._most_steps, self.spec)
+        # Most steps between two starts of the requests, the same for all engines.
+        steps = self._warm_up + self._round + self._warm_up
+        if self.weights.experts:
+            steps += _COUNTED_STEPS
+        return self.context + room_for(forwards + steps, self.spec)
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
         seen = {variant.name: Steps() for variant in self.variants}
@@ -129,8 +133,7 @@ class StepBench:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
                 progress(f"batch {size}: capturing {variant.name}")
-                opened = self._open(size, variant)
-                engines[variant] = stack.enter_context(opened)
+                engines[variant] = stack.enter_context(self._open(size, variant))
             # Replays of a process have two speeds: measure all engines at the same one.
             restore_fast_replays(self.device)
             for number in range(1, self.rounds + 1):
@@ -198,18 +201,6 @@ class StepBench:
         ) as opened:
             prompts = pieces(self.text_ids, size, self.context)
             yield MeasuredEngine(opened, variant, prompts, self._warm_up)
-
-    def _settings(self) -> dict[str, int | str]:
-        return {
-            "algorithm": self.algorithm,
-            "topk": self.spec.topk,
-            "num_steps": _listed(self.spec.num_steps),
-            "num_draft_tokens": _listed(self.spec.num_draft_tokens),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "context": self.context,
-            "steps per round": self._round,
-            "rounds": self.rounds,
-        }
 
 
 def _listed(value: object) -> int | str:
