@@ -162,20 +162,16 @@ def node_parts(record: GraphRecord) -> dict[int, str]:
     inside attention counts as attention. Empty for nodes of no part.
     """
     pairs = zip(node_phases(record), nodes_in_modules(record), strict=True)
-    return {node.index: phase or _part(names) for phase, (names, node) in pairs}
-
-
-def _part(names: Sequence[str]) -> str:
-    for name in names:
-        part = _RUNNER_PARTS.get(name) or _model_part(name)
-        if part:
-            return part
-    return ""
+    return {
+        node.index: phase or next(filter(None, map(_part, names)), "")
+        for phase, (names, node) in pairs
+    }
 
 
 @lru_cache(maxsize=1024)  # most nodes share the names of their modules
-def _model_part(name: str) -> str:
-    return next((part for part, pattern in _MODEL_PARTS.items() if pattern.search(name)), "")
+def _part(name: str) -> str:
+    of_model = (part for part, pattern in _MODEL_PARTS.items() if pattern.search(name))
+    return _RUNNER_PARTS.get(name) or next(of_model, "")
 
 
 def source_cell(nodes: Iterable[Node]) -> str:

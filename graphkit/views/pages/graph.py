@@ -46,23 +46,19 @@ _COLUMNS = (
 def graph_page(group: GraphGroup, index: int) -> Page:
     """Return the tree of modules and nodes of one of the group's graphs."""
     title, graph = group.graphs[index]
+    is_of_runner = title == f"{graph.mode} {graph.batch_size}"
     tree = _Tree(graph)
     rows = tuple(tree.rows(tree.root))
     return group.page(
         index,
         graph_page,
-        crumb=_crumb(title, graph),
+        crumb=f"{graph.mode} > size {graph.batch_size}" if is_of_runner else title,
         facts=tuple(graph_facts(graph)),
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
         empty="this graph has no nodes",
     )
-
-
-def _crumb(title: str, graph: GraphRecord) -> str:
-    is_of_runner = title == f"{graph.mode} {graph.batch_size}"
-    return f"{graph.mode} > size {graph.batch_size}" if is_of_runner else title
 
 
 def _opened(rows: Sequence[Row]) -> Iterator[str]:

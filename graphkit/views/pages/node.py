@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer, extent
+from graphkit.records import Argument, GraphRecord, Node, Pointer, extent
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.page_model import Column, Page, Row, Siblings, count_column, section
 from graphkit.views.source_code import source_code
@@ -24,19 +24,14 @@ _HEADER = ("kind", "module", "source", "time")
 _EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
-def node_note(node: Node) -> str:
-    """Return a node's number, its origin and its full name, the longest one last."""
-    op = node.op if node.op != node.name else ""
-    note = (f"#{node.index}", node.module, op, node.source, node.name)
-    return " · ".join(filter(None, note))
-
-
 def node_row(graph: GraphRecord, node: Node, values: tuple[Any, ...], part: str = "") -> Row:
     """Return the row of a node on a page of its graph, which leads to the page of the node."""
+    op = node.op if node.op != node.name else ""
+    note = (f"#{node.index}", node.module, op, node.source, node.name)  # the longest one last
     return Row(
         key=f"#{node.index}",
         values=values,
-        note=node_note(node),
+        note=" · ".join(filter(None, note)),
         links={"open": partial(page_by_index, graph, node.index)},
         nodes=(node,),
         part=part,
@@ -54,7 +49,7 @@ def node_page(graph: GraphRecord, at: int) -> Page:
     rows = (
         *(Row(key=n, values=(n, text, *_NONE), note=text) for n, text in node_facts(node)),
         *_source_rows(node),
-        *_argument_section(node),
+        *([_section("arguments", [*argument_rows(node)])] if node.arguments else []),
         *_neighbour_rows(graph, node),
     )
     return Page(
@@ -109,11 +104,6 @@ def _source_rows(node: Node) -> Iterator[Row]:
     yield section(title, (title, text, *_NONE), rows, note=note)
 
 
-def _argument_section(node: Node) -> Iterator[Row]:
-    if node.arguments:
-        yield _section("arguments", [*argument_rows(node)])
-
-
 def argument_rows(node: Node) -> Iterator[Row]:
     """Yield the arguments of a node, and inside of each structure its pointers."""
     return (_argument(at, argument) for at, argument in enumerate(node.arguments))
@@ -150,33 +140,24 @@ def _pointer(
 
 def _neighbour_rows(graph: GraphRecord, node: Node) -> Iterator[Row]:
     names = {other.index: other.short_name for other in graph.nodes}
-    for title, others in _neighbours(graph, node).items():
-        if others:
-            yield _section(
-                title,
-                [
-                    _neighbour(f"{title} {index}", graph, index, names.get(index), edge)
-                    for index, edge in others
-                ],
-            )
-
-
-def _neighbours(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edge | None]]]:
-    return {
-        "waits for": [(edge.source, edge) for edge in graph.edges if edge.target == node.index],
-        "waited for by": [(edge.target, edge) for edge in graph.edges if edge.source == node.index],
-        "is in": [] if node.parent is None else [(node.parent, None)],
-        "holds": [(other.index, None) for other in graph.nodes if other.parent == node.index],
+    edges = graph.edges
+    neighbours = {
+        "waits for": [(edge.source, edge.kind) for edge in edges if edge.target == node.index],
+        "waited for by": [(edge.target, edge.kind) for edge in edges if edge.source == node.index],
+        "is in": [] if node.parent is None else [(node.parent, "full")],
+        "holds": [(other.index, "full") for other in graph.nodes if other.parent == node.index],
     }
+    for title, others in neighbours.items():
+        if others:
+            rows = [_neighbour(title, graph, at, names.get(at), kind) for at, kind in others]
+            yield _section(title, rows)
 
 
-def _neighbour(
-    key: str, graph: GraphRecord, index: int, name: str | None, edge: Edge | None
-) -> Row:
-    how = f", {_EDGES.get(edge.kind, edge.kind)}" if edge and edge.kind != "full" else ""
+def _neighbour(title: str, graph: GraphRecord, index: int, name: str | None, kind: str) -> Row:
+    how = "" if kind == "full" else f", {_EDGES.get(kind, kind)}"
     text = f"{'not in the record' if name is None else name}{how}"
     return Row(
-        key=key,
+        key=f"{title} {index}",
         values=(f"#{index}", text, None, None, None),
         note=f"#{index} {text}",
         links={} if name is None else {"open": partial(page_by_index, graph, index)},

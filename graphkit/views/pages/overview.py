@@ -124,7 +124,9 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
         row(f"{f'{at}: ' * has_switch}{_body_name(body)}", body.num_nodes, time_us=body.replay_us)
         for at, body in enumerate(loop.bodies)
     ]
-    inside = [row(_switch_name(loop), size, bodies)] if has_switch else bodies
+    is_adaptive = any(body.drafts is not None for body in loop.bodies)
+    switch = "SWITCH size and drafts" if is_adaptive else "SWITCH size"
+    inside = [row(switch, size, bodies)] if has_switch else bodies
     parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
     compared = f"{count_of(loop.steps_compared, 'step')} compared with single replays"
     return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, compared)
@@ -177,11 +179,6 @@ def _body_name(body: LoopBody) -> str:
     if body.rows is not None and body.rows < body.batch_size * (body.drafts + 1):
         drafts += f", {count_of(body.rows, 'row')}"
     return f"{name}, {drafts}"
-
-
-def _switch_name(loop: LoopRecord) -> str:
-    is_adaptive = any(body.drafts is not None for body in loop.bodies)
-    return "SWITCH size and drafts" if is_adaptive else "SWITCH size"
 
 
 def foreign_page(record: ForeignRecord, groups: Sequence[GraphGroup]) -> Page:

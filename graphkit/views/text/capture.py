@@ -25,7 +25,14 @@ _MAX_MISMATCHES = 10
 
 def capture_view(record: CaptureRecord) -> RenderableType:
     """Return the overview of the capture and the verdict on its replays."""
-    return Group(*_parts(record))
+    loops = [sum(loop.graph_bytes for loop in mode.loops) for mode in record.modes]
+    return Group(
+        page_view(overview_page(record)),
+        "",
+        *(Text(f"loops take {size(in_loops)} of the pool") for in_loops in loops if in_loops),
+        *_verdict(record),
+        *(_wrapper_verdict(record.wrapper) if record.wrapper is not None else ()),
+    )
 
 
 def memory_view(estimate: MemoryEstimate) -> RenderableType:
@@ -40,17 +47,6 @@ def memory_view(estimate: MemoryEstimate) -> RenderableType:
     title = f"{size(parts.pop('total'))} of memory with graphs of {count_of(sizes, 'size')}"
     facts = facts_table((part.replace("_", " "), size(n)) for part, n in parts.items())
     return Group(Text(title, style="bold"), table, Text(), facts)
-
-
-def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
-    yield page_view(overview_page(record))
-    yield ""
-    for mode in record.modes:
-        if in_loops := sum(loop.graph_bytes for loop in mode.loops):
-            yield Text(f"loops take {size(in_loops)} of the pool")
-    yield from _verdict(record)
-    if record.wrapper is not None:
-        yield from _wrapper_verdict(record.wrapper)
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:

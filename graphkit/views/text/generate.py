@@ -17,8 +17,12 @@ def generate_view(record: GenerateRecord) -> RenderableType:
 
 
 def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
-    yield "algorithm", _settings(record)
-    yield "device", _device(record)
+    sampling = "".join(f", {name} {value:g}" for name, value in _sampling(record))
+    drafts = f"topk {record.topk}, num_steps {record.num_steps}"
+    drafts += f", num_draft_tokens {record.num_draft_tokens}"
+    yield "algorithm", f"{record.algorithm}, {drafts}, {record.generation}{sampling}"
+    where = record.environment
+    yield "device", f"{where.device}, {record.backend} backend, torch {where.torch}"
     yield "output", f"{record.new_tokens} tokens in {record.seconds:.2f} s"
     yield "ended by", _finish_reasons(record)
     yield "speed", f"{record.tokens_per_second:.1f} tokens/s"
@@ -33,18 +37,16 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
         yield "over plain", f"{record.gain_over_plain:.2f} x the speed of plain decoding"
     if record.capture_seconds is not None:
         yield "capture", f"{record.capture_seconds:.2f} s"
-    for name, texts in (("graphs", _replays(record)), ("without a graph", _fallbacks(record))):
-        first, *others = [*texts] or ["none"]
+    replays = [f"{m}: {count_of(n, 'replay')}" for m, n in record.replays.items() if n]
+    fallbacks = [
+        f"{mode}: {count_of(count, 'run')}, {reason}"
+        for mode, reasons in record.fallbacks.items()
+        for reason, count in reasons.items()
+    ]
+    for name, texts in (("graphs", replays), ("without a graph", fallbacks)):
+        first, *others = texts or ["none"]
         yield name, first
         yield from (("", text) for text in others)
-
-
-def _settings(record: GenerateRecord) -> str:
-    sampling = "".join(f", {name} {value:g}" for name, value in _sampling(record))
-    return (
-        f"{record.algorithm}, topk {record.topk}, num_steps {record.num_steps}, "
-        f"num_draft_tokens {record.num_draft_tokens}, {record.generation}{sampling}"
-    )
 
 
 def _sampling(record: GenerateRecord) -> Iterator[tuple[str, float]]:
@@ -57,11 +59,6 @@ def _sampling(record: GenerateRecord) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _device(record: GenerateRecord) -> str:
-    environment = record.environment
-    return f"{environment.device}, {record.backend} backend, torch {environment.torch}"
-
-
 def _finish_reasons(record: GenerateRecord) -> str:
     reasons = Counter(completion.finish_reason for completion in record.completions)
     if len(record.completions) == 1:
@@ -72,15 +69,3 @@ def _finish_reasons(record: GenerateRecord) -> str:
 def _counts(lengths: Mapping[int, int], noun: str) -> str:
     """Return how many verify steps accepted or verified how many."""
     return ", ".join(f"{count_of(length, noun)}: {count}x" for length, count in lengths.items())
-
-
-def _replays(record: GenerateRecord) -> Iterator[str]:
-    for mode, count in record.replays.items():
-        if count:
-            yield f"{mode}: {count_of(count, 'replay')}"
-
-
-def _fallbacks(record: GenerateRecord) -> Iterator[str]:
-    for mode, reasons in record.fallbacks.items():
-        for reason, count in reasons.items():
-            yield f"{mode}: {count_of(count, 'run')}, {reason}"
