@@ -14,9 +14,6 @@ _Sources = dict[int, dict[int, str]]
 
 _INDIRECT = "through others"
 """In place of a kind: the path leads through nodes that only one graph contains."""
-_TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
-_TIMELINE = ("busy_us", "gap_us")
-_MEMORY = ("graph_bytes", "pool_bytes")
 _Metrics = Mapping[str, float | None]
 
 
@@ -128,12 +125,13 @@ def _changed_nodes(
 
 
 def _metrics(record: GraphRecord) -> dict[str, float | None]:
-    timeline = record.timeline
-    measured = timeline if timeline.nodes else None
+    timeline = record.timeline if record.timeline.nodes else None
     return {
         name: getattr(part, name, None)
-        for names, part in (
-            (_TIMING, record.timing), (_TIMELINE, measured), (_MEMORY, record.memory)
+        for part, names in (
+            (record.timing, ("unprofiled_us", "p50_us", "p95_us", "critical_us")),
+            (timeline, ("busy_us", "gap_us")),
+            (record.memory, ("graph_bytes", "pool_bytes")),
         )
         for name in names
-    }  # fmt: skip
+    }
