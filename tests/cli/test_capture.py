@@ -81,7 +81,7 @@ def test_the_work_is_announced_before_it_starts(run, tiny, monkeypatch, command,
     def no_work(*_, **__):
         raise LookupError("starts")
 
-    monkeypatch.setattr("graphkit.audit.runs.capture_target", no_work)
+    monkeypatch.setattr("graphkit.audit.runs.capture.capture_target", no_work)
     lines = run(command, f"{tiny}:right", *options).err.splitlines()
     assert lines[0].startswith(f"capturing {text}")
     assert lines[1].startswith("error: LookupError: starts")

@@ -74,7 +74,7 @@ def here(tmp_path, monkeypatch):
     """Change to a folder with saved records, one of them damaged."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("graphkit.audit.foreign.record_program", _refuse_to_run)
-    monkeypatch.setattr("graphkit.audit.runs.capture_target", _refuse_to_capture)
+    monkeypatch.setattr("graphkit.audit.runs.capture.capture_target", _refuse_to_capture)
     monkeypatch.setattr("graphkit.audit.audit_target", _refuse_to_capture)
     monkeypatch.setattr("graphkit.audit.graph_baseline", _refuse_to_capture)
     for name in ("capture", "recording"):
