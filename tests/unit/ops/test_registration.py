@@ -23,7 +23,7 @@ from graphkit.ops.target_probs import target_probs
 
 MODULES = (
     "accepted_path", "decoder", "device_loop", "draft_length", "experts", "heads", "kv_cache",
-    "linear", "logits", "ngram", "paged_attention", "paged_metadata", "processors",
+    "latent_heads", "linear", "logits", "ngram", "paged_attention", "paged_metadata", "processors",
     "quantized_linear", "recurrent", "refresh",
     "rejection", "rows", "sampling", "step_rows", "step_state", "stored_tokens", "target_probs",
     "tree", "tree_growth", "verification",
