@@ -11,8 +11,8 @@ from graphkit.ops.kernels.launch import KEPT_IN_L2, launch, wait_then_start_next
 from graphkit.ops.latent_heads import empty_latent_query
 
 HEADS, WARPS = 1, 2
-"""Query heads and warps of a program, the same for all batches. With other warps, the sum of squares
-of the norm has another order."""
+"""Query heads and warps of a program in all batches. With other warps, the sum of squares of the
+norm has another order."""
 
 
 @triton.jit
