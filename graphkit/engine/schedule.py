@@ -253,6 +253,9 @@ class Schedule:
             batch: The running requests.
             steps: Steps that have been launched. Like each report, a step has a token or more.
         """
+        most = len(self._pending) + steps
+        if any(request.tokens_left > most for request in batch.requests):
+            return True  # mostly the first one: a step of v2 counts no reports
         reports = Counter(chain.from_iterable(pending.requests for pending in self._pending))
         return any(request.tokens_left > reports[request] + steps for request in batch.requests)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from numbers import Integral
 
 import torch
 
@@ -67,8 +66,8 @@ def ints_to_free(owner: str, values: object) -> list[int]:
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     if isinstance(listed, Iterable):
         numbers = list(listed)
-        kinds = {*map(type, numbers)}
-        if all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
+        one_of_each_type = dict(zip(map(type, numbers), numbers, strict=True)).values()
+        if all(map(is_int, one_of_each_type)):
             return numbers
     raise AttentionError(f"{owner} cannot free {short_repr(values)}. Pass what alloc returned.")
 
