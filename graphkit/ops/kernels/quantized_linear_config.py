@@ -214,7 +214,7 @@ def steps(inputs: int, bits: int) -> int:
 
 
 def choose_splits(
-    inputs: int, tiles: int, programs: int, bits: int, least: int = LEAST_BLOCKS
+    inputs: int, tiles: int, programs: int, bits: int, least: int | None = None
 ) -> int:
     """Return the parts of the inputs that give at most so many programs; no part is empty.
 
@@ -225,8 +225,9 @@ def choose_splits(
         tiles: Tiles of the outputs.
         programs: Programs that the device should get.
         bits: Bits of a number of the weight.
-        least: Blocks that a part has at least.
+        least: Blocks that a part has at least, ``LEAST_BLOCKS`` by default.
     """
+    least = LEAST_BLOCKS if least is None else least
     whole, least = steps(inputs, bits), max(1, least // blocks_of_step(bits))
     most = min(max(1, whole // least), max(1, programs // tiles))
     equal = max(parts for parts in range(1, most + 1) if whole % parts == 0)
