@@ -1,4 +1,4 @@
-"""README's examples of a function and of a runner execute a small part of graphkit."""
+"""Which files run for README's examples, and on the paths that CONTRIBUTING.md lists."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ print(json.dumps(files))
 """
 
 
+def readme_example(call):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return "import torch, graphkit as gk\n" + next(block for block in blocks if call in block)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["runner.replay(", "gk.capture("])
 def test_an_example_executes_few_files_and_lines(call):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    example = "import torch, graphkit as gk\n" + next(block for block in blocks if call in block)
     done = subprocess.run(
-        [sys.executable, "-c", example + REPORT], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", readme_example(call) + REPORT],
+        capture_output=True, text=True, check=True,
         env={name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT")},
     )  # fmt: skip
     files = json.loads(done.stdout.splitlines()[-1])
@@ -40,43 +44,88 @@ def test_an_example_executes_few_files_and_lines(call):
     assert not rooms & {"cli", "distributed", "engine", "models", "testing", "views"}
 
 
-PAGE = """
-import json, os, sys
-from pathlib import Path
-import graphkit
+PATHS = {
+    "A replay": """
+batch = runner.sample_batch(1)
+runner.replay(batch)
+with Trace():
+    runner.replay(batch)
+""",
+    "A step of v3": """
+from graphkit.models.reference import default_checkpoint
+model = gk.models.load(default_checkpoint(), device="cpu", check=False)
+engine = model.engine(generation="v3", num_steps=1, steps_per_launch=2, max_context_len=64)
+engine.capture()
+engine.submit([72], gk.SamplingParams(max_new_tokens=30))
+for _ in range(4):
+    engine.step()
+with Trace():
+    for _ in range(4):
+        engine.step()
+""",
+    "From a record to its page": """
 from graphkit.records import load_record
 from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
-root, executed = Path(graphkit.__file__).parent, set()
+with Trace():
+    record = load_record("tests/data/h200-capture.json")
+    html_text(record, named_graphs(record))
+""",
+    "From a folder to a text": """
+from graphkit.models.reference import default_checkpoint
+with Trace():
+    engine = gk.models.load(default_checkpoint(), device="cpu").engine(max_context_len=64)
+    engine.generate([[72]], gk.SamplingParams(max_new_tokens=2))
+""",
+}
+TRACE = """
+import json, os, sys
+import graphkit as gk
+called = {}
 
-def note(path):
-    path = Path(path)
-    if path.is_relative_to(root):
-        executed.add(path.relative_to(root).as_posix())
+def note(event, arguments):
+    if event == "open":
+        called.setdefault(str(arguments[0]))
 
-def hear(event, arguments):
-    if event == "open" and isinstance(arguments[0], str):
-        note(arguments[0])
+class Trace:
+    def __enter__(self):
+        called.clear()
+        sys.setprofile(lambda frame, *_: called.setdefault(frame.f_code.co_filename))
 
-sys.addaudithook(hear)
-sys.setprofile(lambda frame, event, _: event == "call" and note(frame.f_code.co_filename))
-record = load_record(sys.argv[1])
-html_text(record, named_graphs(record))
-sys.setprofile(None)
-print(json.dumps(sorted(executed)))
+    def __exit__(self, *_):
+        sys.setprofile(None)
+        rooms = tuple(f"{os.getcwd()}/{room}/" for room in ("graphkit", "runners", "buffers"))
+        files = [os.path.relpath(path) for path in called if path.startswith(rooms)]
+        print(json.dumps([path.removeprefix("graphkit/") for path in files]))
+
+sys.addaudithook(note)
 """
+MOST_FILES = {"A replay": 6, "A step of v3": 8, "From a record to its page": 20}
+ON_THE_RECORDER = {
+    "graphs/cuda_graph.py": "graphs/recorded_graph.py",
+    "graphs/cuda_loop.py": "graphs/recorded_loop.py",
+}
 
 
 @pytest.mark.slow
-def test_a_record_reaches_its_page_through_few_files():
-    """Those whose functions run, and the files of the page itself."""
-    record = README.parent / "tests" / "data" / "h200-capture.json"
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_of_contributing_runs_through_its_files(path):
+    text = (README.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = re.search(rf"\n### {path}\n(.*?)\n##", text, re.DOTALL).group(1)
+    files = re.findall(r"^\d+\. `(.*?)`", section, re.MULTILINE)
+    assert len(files) <= MOST_FILES.get(path, 40)
     done = subprocess.run(
-        [sys.executable, "-c", PAGE, record], capture_output=True, text=True, check=True
-    )
-    executed = json.loads(done.stdout)
-    assert {"records/record.py", "views/html.py", "views/web/page.html"} <= {*executed}
-    assert len(executed) <= 20, executed
+        [sys.executable, "-c", TRACE + readme_example("runner.replay(") + PATHS[path]],
+        capture_output=True, text=True, check=True, cwd=README.parent,
+    )  # fmt: skip
+    executed = json.loads(done.stdout.splitlines()[-1])
+    on_recorder = [ON_THE_RECORDER.get(file, file) for file in files]
+    assert on_recorder == [file for file in executed if file in on_recorder]
+    if path == "From a record to its page":
+        assert on_recorder == executed
+    if path == "A replay":  # the recorder also runs what a device runs
+        on_device = {"graphs/recorded_loop.py", *(file for file in executed if "ops/" in file)}
+        assert {*executed} - on_device == {*on_recorder}
 
 
 LOAD = """
