@@ -47,10 +47,7 @@ def complete(
     tokenizer = models.tokenizer
     with _refusing_prompts():
         prompt_ids = [_encode(prompt, tokenizer, is_chat=arguments.chat) for prompt in prompts]
-    processors = {name: getattr(arguments, name) for name in _PROCESSORS}
-    settings = {name: getattr(arguments, name) for name in _SETTINGS}
-    settings |= {name: value for name, value in processors.items() if value is not None}
-    sampling = tokenizer.sampling_params(**settings)
+    settings = _settings(arguments)
     samplings = [_sampling(prompt, tokenizer, settings) for prompt in prompts]
     streams = [
         TextStream(tokenizer, ids, (*arguments.stop, *prompt.stop))
@@ -73,36 +70,7 @@ def complete(
         with display(heads, max_new_tokens) as on_text:
             seconds = _run_to_end(engine, by_request, on_text, on_result)
         completions = tuple(map(_completion, prompts, requests, streams))
-        stats, spec = engine.stats, engine.spec.longest
-        return GenerateRecord(
-            text=completions[0].text,
-            completions=completions,
-            environment=environment(engine.device),
-            backend=engine.runners[0].backend.name,
-            algorithm=models.model.algorithm,
-            topk=spec.topk,
-            num_steps=spec.num_steps,
-            num_draft_tokens=spec.num_draft_tokens,
-            generation=engine.generation,
-            temperature=arguments.temperature,
-            seed=arguments.seed,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            min_p=arguments.min_p,
-            is_chat=arguments.chat,
-            **{name: getattr(sampling, name) for name in _PROCESSORS},
-            new_tokens=stats.new_tokens,
-            seconds=seconds,
-            tokens_per_second=stats.new_tokens / seconds,
-            accept_length=stats.accept_length,
-            capture_seconds=capture_seconds,
-            replays=stats.replays,
-            fallbacks=stats.fallbacks,
-            accepted_lengths=stats.accepted_lengths,
-            drafted_lengths=stats.drafted_lengths,
-            acceptance=stats.acceptance,
-            gain_over_plain=stats.gain_over_plain,
-        )
+        return _record(arguments, models, engine, completions, seconds, capture_seconds)
 
 
 def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
@@ -214,6 +182,53 @@ def _sampling(prompt: Prompt, tokenizer: Tokenizer, settings: Mapping[str, Any])
         if not prompt.settings:
             raise
         raise UsageError(f"{prompt.place}: {error}") from error
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters of requests that the command sets."""
+    chosen = [name for name in _PROCESSORS if getattr(arguments, name) is not None]
+    return {name: getattr(arguments, name) for name in (*_SETTINGS, *chosen)}
+
+
+def _record(
+    arguments: argparse.Namespace,
+    models: OpenModels,
+    engine: SpeculativeEngine,
+    completions: tuple[Completion, ...],
+    seconds: float,
+    capture_seconds: float | None,
+) -> GenerateRecord:
+    stats, spec = engine.stats, engine.spec.longest
+    sampling = models.tokenizer.sampling_params(**_settings(arguments))
+    return GenerateRecord(
+        text=completions[0].text,
+        completions=completions,
+        environment=environment(engine.device),
+        backend=engine.runners[0].backend.name,
+        algorithm=models.model.algorithm,
+        topk=spec.topk,
+        num_steps=spec.num_steps,
+        num_draft_tokens=spec.num_draft_tokens,
+        generation=engine.generation,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        is_chat=arguments.chat,
+        **{name: getattr(sampling, name) for name in _PROCESSORS},
+        new_tokens=stats.new_tokens,
+        seconds=seconds,
+        tokens_per_second=stats.new_tokens / seconds,
+        accept_length=stats.accept_length,
+        capture_seconds=capture_seconds,
+        replays=stats.replays,
+        fallbacks=stats.fallbacks,
+        accepted_lengths=stats.accepted_lengths,
+        drafted_lengths=stats.drafted_lengths,
+        acceptance=stats.acceptance,
+        gain_over_plain=stats.gain_over_plain,
+    )
 
 
 def _printable(text: str) -> str:

@@ -113,44 +113,30 @@ def fuse_modules(
     far = (near + 1) * max(1, (longest or 64) // ROWS) - 1
     observed = [(observe(model, run, far), far), (observe(model, run, near), near)]
     root, _ = observed[-1]
+    names = {module: name for name, module in model.named_modules()}
     linears = plain_linears(root)
     groups = merge_linears(root, linears, near)
     merged = {layer: group for group in groups for layer in group.layers}
     alone = linears - {*merged, *kept}
-    others: list[nn.Module] = [
-        layer for layer in root.by_module() if layer in alone and isinstance(layer, nn.Linear)
-    ]
-    others += [
-        layer
-        for layer in kept
-        if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
-    ]
-    for layer in others:
-        layer.forward = MethodType(Linear.forward, layer)
-    names = {module: name for name, module in model.named_modules()}
     texts = dict[nn.Module, str]()
     for group in groups:
         product = "one product of " + ", ".join(names[layer] for layer in group.layers)
         texts |= dict.fromkeys(group.layers, product)
-    texts |= dict.fromkeys(others, "graphkit::linear")
-
-    def install(found: Mapping[nn.Module, Callable[..., Any]], text: str) -> None:
-        for module, forward in found.items():
-            module.forward = forward
-        texts.update(dict.fromkeys(found, text))
-
+    for layer in _single_linears(root, alone, kept):
+        layer.forward = MethodType(Linear.forward, layer)
+        texts[layer] = "graphkit::linear"
     norms = find_norms(root)
     networks = find_gated_networks(root, linears, merged)
     heads = find_rotated_attention(observed, latents, linears, merged, norms)
-    install(norms, "graphkit::rms_norm")
-    install(networks, "graphkit::silu_and_mul within a product")
+    texts |= _install(norms, "graphkit::rms_norm")
+    texts |= _install(networks, "graphkit::silu_and_mul within a product")
     for kind, op in ((RotatedAttention, "rotated"), (LatentAttention, "latent")):
         of_kind = {module: head for module, head in heads.items() if isinstance(head, kind)}
-        install(of_kind, f"graphkit::store_{op}_heads before attention")
+        texts |= _install(of_kind, f"graphkit::store_{op}_heads before attention")
     routers = find_routers(root)
-    install(routers, "graphkit::linear and graphkit::choose_experts")
+    texts |= _install(routers, "graphkit::linear and graphkit::choose_experts")
     blocks = find_shared_experts(root, routers, networks, linears)
-    install(blocks, "graphkit::expert_sum of its parts")
+    texts |= _install(blocks, "graphkit::expert_sum of its parts")
     unused = _without_unused(root, run, near, heads.values())
     own_linears, others_of_torch = _products_of_torch(root, {*linears, *texts})
     for module in own_linears:
@@ -174,6 +160,25 @@ def fuse_modules(
         torch_products={names[module]: text for module, text in others_of_torch.items()},
         norm_sizes=norm_sizes,
     )
+
+
+def _single_linears(
+    root: ModuleCall, alone: Collection[nn.Module], kept: Collection[nn.Module]
+) -> list[nn.Module]:
+    """Return called layers that no product was merged from, and kept layers that torch runs."""
+    called = [layer for layer in root.by_module() if layer in alone]
+    return [layer for layer in called if isinstance(layer, nn.Linear)] + [
+        layer
+        for layer in kept
+        if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
+    ]
+
+
+def _install(forwards: Mapping[nn.Module, Callable[..., Any]], text: str) -> dict[nn.Module, str]:
+    """Replace the forwards of modules, and return the text of each."""
+    for module, forward in forwards.items():
+        module.forward = forward
+    return dict.fromkeys(forwards, text)
 
 
 def _products_of_torch(
