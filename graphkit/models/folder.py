@@ -148,13 +148,14 @@ class StoredWeights:
 
     Args:
         folder: Contains ``model.safetensors``, or ``pytorch_model.bin``, or shards of either with
-            an index; the first of these is read, files of safetensors before others.
+            an index; the first of these is read, files of safetensors before others. A file that
+            ``transformers_weights`` of ``config.json`` names is read instead.
 
     Attributes:
         forms: Shape and dtype of each tensor, by name.
 
     Raises:
-        CheckpointError: A file is missing or damaged.
+        CheckpointError: A file is missing or damaged, or two have other numbers of one tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -163,6 +164,13 @@ class StoredWeights:
         self._open: dict[Path, Callable[[str], Tensor]] = {}
         for file in _weight_files(folder):
             forms = stored_tensors(file)
+            for name in sorted(forms.keys() & self.forms.keys()):
+                files = self._places[name], file
+                if forms[name] != self.forms[name] or not _same(name, *files):
+                    raise CheckpointError(
+                        f"{name} has other numbers in {files[0].name} than in {files[1].name}. "
+                        f"Download {str(folder)!r} again, into an empty folder."
+                    )
             self.forms |= forms
             self._places |= dict.fromkeys(forms, file)
 
@@ -174,24 +182,32 @@ class StoredWeights:
         return self._open[file](name)
 
 
+def _same(name: str, *files: Path) -> bool:
+    """Return whether two files have the same bytes of a tensor of one shape and dtype."""
+    tensor, other = (open_tensors(file)(name).reshape(-1).view(torch.uint8) for file in files)
+    return torch.equal(tensor, other)
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights.
+    """Return the files of weights, which ``transformers_weights`` of ``config.json`` may name.
 
     Raises:
         CheckpointError: There are none, or an index has no valid ``weight_map``, or a file that it
             lists is missing.
     """
-    for whole, index in zip((_WEIGHTS, _BIN), _INDICES, strict=True):
-        if (folder / whole).is_file():
-            return [folder / whole]
-        if (folder / index).is_file():
-            break
-    else:
+    own = read_config(folder).get("transformers_weights") if (folder / _CONFIG).is_file() else None
+    known = (_WEIGHTS, _INDICES[0], _BIN, _INDICES[1]) if own is None else (str(own),)
+    file = next((name for name in known if (folder / name).is_file()), None)
+    if file is None:
+        listed = f"none of {_WEIGHTS}, {_BIN} and the index of either"
+        what = listed if own is None else f"no {own!r}, the transformers_weights of {_CONFIG}"
         raise CheckpointError(
-            f"{str(folder)!r} contains none of {_WEIGHTS}, {_BIN} and the index of either. "
-            "Download the weights, or convert them to safetensors."
+            f"{str(folder)!r} contains {what}. Download the weights, or convert them to "
+            "safetensors."
         )
-    names = _read_json(folder, index).get("weight_map")
+    if not file.endswith(".index.json"):
+        return [folder / file]
+    names = _read_json(folder, file).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise CheckpointError(
             f"the index in {str(folder)!r} has no weight_map from tensor names to files. Download "

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from graphkit import models
 from graphkit.errors import CheckpointError
+from graphkit.models.folder import StoredWeights
 from mtp_folders import save_with_mtp
 from small_models import small_model
 
@@ -102,6 +103,26 @@ def test_surplus_layers_are_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="graphkit"):
         models.load(tmp_path, device="cpu")
     assert "weights of model.layers.1" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FP8])
+def test_a_tensor_of_two_files_is_refused_if_they_differ(tmp_path, dtype):
+    """A file of an earlier download may be among the shards."""
+    change(tmp_path, {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    files = dict.fromkeys(tensors, "a.safetensors") | {"model.norm.weight": "b.safetensors"}
+    index = {"metadata": {}, "weight_map": files}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, tmp_path / "a.safetensors")
+    for factor in (1, 2):
+        norm = (factor * tensors["model.norm.weight"].float()).to(dtype)
+        save_file({"model.norm.weight": norm}, tmp_path / "b.safetensors")
+        if factor == 1:
+            StoredWeights(tmp_path)
+    with pytest.raises(CheckpointError, match=r"norm\.weight has other numbers in a\.safe"):
+        models.load(tmp_path, device="cpu")
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path):
