@@ -290,7 +290,7 @@ def _from_folder(
 
 def _has_quantizer(settings: Mapping[str, Any]) -> bool:
     """Return whether transformers has a quantizer for ``quantization_config``."""
-    method = {"quant_method": "", **settings}
+    method = {**settings, "quant_method": str(settings.get("quant_method") or "")}
     return bool(AutoHfQuantizer.supports_quant_method(method))  # type: ignore[no-untyped-call]
 
 

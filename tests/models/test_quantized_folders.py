@@ -160,12 +160,17 @@ UP = "model.layers.1.mlp.up_proj"
         ),
         ("fp8 blocks", lambda t: t.pop("model.norm.weight"), r"no model\.norm\.weight"),
         (
+            "compressed int4 asymmetric",
+            lambda t: t.pop(f"{UP}.weight_zero_point"),
+            f"{UP} has no weight_zero_point, which compressed-tensors needs",
+        ),
+        (
             "compressed int4",
             lambda t: t.update({f"{UP}.weight_shape": torch.tensor([100, 128])}),
             "tensors of .*up_proj do not fit the layout|have the shape",
         ),
     ],
-    ids=["missing", "order", "groups", "norm", "shape"],
+    ids=["missing", "order", "groups", "norm", "zero points", "shape"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_folders_are_refused(tmp_path, name, change, text):
@@ -195,6 +200,8 @@ def test_layers_of_one_product_are_quantised_together_in_the_fast_layout(tmp_pat
         ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo of modelopt is 'NVFP4'"),
         ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo of modelopt is 'W4A8_AWQ'"),
         ("awq", {"quant_method": "unheard-of"}, "'unheard-of', which neither graphkit nor"),
+        ("awq", {"quant_method": None}, "method None, which neither graphkit nor"),
+        ("awq", {"quant_method": ["awq"]}, r"method \['awq'\], which neither graphkit nor"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(tmp_path, name, changes, text):
@@ -277,6 +284,48 @@ def test_files_of_torch_are_read_too(tmp_path, name):
     torch.testing.assert_close(
         loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
     )
+
+
+def test_zero_points_may_be_stored_one_by_one(tmp_path):
+    """Older versions of compressed-tensors did not pack them."""
+    expected = write_quantized(tmp_path / "folder", "compressed int4 asymmetric")
+    file = tmp_path / "folder" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("zero_point")]:
+        bits = torch.arange(8)[:, None] * 4
+        numbers = ((tensors[name][:, None] >> bits) & 15).flatten(0, 1)
+        tensors[name] = (numbers - 8).to(torch.int8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    loaded = models.load(tmp_path / "folder", device="cpu")
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
+def test_the_file_that_config_names_is_read(tmp_path, name, is_sharded):
+    expected = write_quantized(tmp_path / "folder", name)
+    file = tmp_path / "folder" / "model.safetensors"
+    tensors, other = load_file(file), "other.safetensors"
+    file.rename(file.with_name(other))
+    save_file(tensors | {"model.norm.weight": torch.zeros(128)}, file, metadata={"format": "pt"})
+    if is_sharded:
+        index = {"weight_map": dict.fromkeys(tensors, other)}
+        other += ".index.json"
+        (tmp_path / "folder" / other).write_text(json.dumps(index))
+    path = tmp_path / "folder" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"transformers_weights": other}))
+    loaded = models.load(tmp_path / "folder", device="cpu")
+    ids = torch.tensor([PROMPT])
+    torch.testing.assert_close(
+        loaded.original(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4
+    )
+    path.write_text(json.dumps(config | {"transformers_weights": "absent.safetensors"}))
+    with pytest.raises(CheckpointError, match=r"no 'absent\.safetensors', the transformers_weig"):
+        models.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize("value", [0, 1])

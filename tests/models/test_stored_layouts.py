@@ -48,6 +48,11 @@ LAYOUTS = {
         ),
         ("fbgemm_fp8", {"weight": (8,), "weight_scale": (8, 1)}),
         ("fbgemm_fp8", {"weight": (8, 8), "weight_scale": (8, 1, 1)}),
+        ("fbgemm_fp8", {"weight": (384, 256), "weight_scale": (3,)}),
+        ("fbgemm_fp8", {"weight": (384, 256), "weight_scale": (1, 2)}),
+        ("fbgemm_fp8", {"weight": (384, 256), "weight_scale": (384, 2)}),
+        ("fbgemm_fp8", {"weight": (256, 8), "weight_scale": (2, 2, 1, 1)}),
+        ("fbgemm_fp8", {"weight": (8, 8), "weight_scale": (8, 1), "weight_scale_inv": (8, 1)}),
     ],
 )
 def test_tensors_of_other_shapes_are_refused(method, shapes):
@@ -90,6 +95,16 @@ STORED = {
 """Layers of 136 outputs and 192 inputs: the last group and the last block have fewer."""
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "compressed"])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_words_of_another_size_are_refused(name, dtype):
+    settings, tensors = STORED[name]
+    layout = stored_layout({"quantization_config": settings})
+    wrong = {layout.numbers: tensors[layout.numbers].to(dtype)}
+    with pytest.raises(CheckpointError, match=f"its words are {dtype}, expected torch.int32"):
+        layout.weight("layer", tensors | wrong)
+
+
 @pytest.mark.parametrize("name", STORED)
 def test_weights_are_those_of_the_formula(name):
     settings, tensors = STORED[name]
@@ -111,7 +126,7 @@ def test_experts_are_those_of_the_formula():
             torch.testing.assert_close(weight[expert], expected)
 
 
-@pytest.mark.parametrize("scale", [(2,), (3, 4), (3, 136, 5), (3, 3, 2)])
+@pytest.mark.parametrize("scale", [(2,), (3, 4), (3, 136, 5), (3, 3, 2), (3, 136, 2), (3, 2, 1)])
 def test_experts_with_other_scales_are_refused(scale):
     layout = stored_layout({"quantization_config": {"quant_method": "fp8"}})
     tensors = {"weight": torch.zeros(3, 136, 192), "weight_scale": torch.rand(scale)}

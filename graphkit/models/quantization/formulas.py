@@ -52,9 +52,11 @@ def _compressed(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torc
     scales = tensors["weight_scale"].float()
     group = column // 128 if scales.shape[1] > 1 else torch.zeros_like(column)
     zeros = torch.zeros_like(numbers)
-    if "weight_zero_point" in tensors:
-        words = tensors["weight_zero_point"][rows // 8]
-        zeros = (_bits(words, (rows % 8)[:, None]) - 8)[:, group]
+    stored = tensors.get("weight_zero_point")
+    if stored is not None and stored.dtype == torch.int8:
+        zeros = stored[rows].long()[:, group]
+    elif stored is not None:
+        zeros = (_bits(stored[rows // 8], (rows % 8)[:, None]) - 8)[:, group]
     return (numbers - zeros) * scales[rows][:, group]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -128,13 +129,11 @@ def _unpack_fp8(tensors: Tensors) -> QuantizedWeight:
     weight, scale = tensors["weight"], _fp8_scale(tensors)
     outputs, inputs = weight.shape
     if scale.dim() == 4:  # ModelOpt writes [R, 1, C, 1] for blocks
-        scale = scale[:, 0, :, 0]
+        scale = scale.squeeze(3).squeeze(1)
     if scale.dim() < 2:
         scale = scale.reshape(-1, 1)
-    if scale.dim() > 2:
-        raise ValueError(f"the scale has {scale.dim()} dimensions, expected at most 2.")
-    if scale.shape[0] not in (1, blocks(outputs), outputs):
-        raise ValueError(f"the scale has {len(scale)} rows for {outputs} outputs.")
+    if scale.shape not in ((1, 1), (outputs, 1), (blocks(outputs), blocks(inputs))):
+        raise ValueError(f"the scale has the shape {list(scale.shape)} for {list(weight.shape)}.")
     return QuantizedWeight(weight.contiguous(), scale.contiguous(), None, inputs)
 
 
@@ -168,10 +167,9 @@ def _expert_scale(tensors: Tensors) -> torch.Tensor:
     experts, rows, columns = weight.shape
     if scale.dim() < 3:
         scale = scale.reshape(experts, -1, 1)
-    shape = tuple(scale.shape)
-    fits = shape[1] in (1, blocks(rows), rows) and shape[2] in (1, blocks(columns), columns)
-    if shape[0] != experts or not fits:
-        raise ValueError(f"the scale has the shape {list(shape)} for {list(weight.shape)}.")
+    of_expert = (1, 1), (rows, 1), (1, columns), (blocks(rows), blocks(columns))
+    if scale.shape not in {(experts, *shape) for shape in of_expert}:
+        raise ValueError(f"the scale has the shape {list(scale.shape)} for {list(weight.shape)}.")
     return scale
 
 
@@ -180,10 +178,14 @@ def _fp8_scale(tensors: Tensors) -> torch.Tensor:
 
     Raises:
         KeyError: There is none.
+        ValueError: There are several.
     """
-    scale = next((tensors[name] for name in _FP8_SCALES if name in tensors), None)
-    if scale is None:
+    names = [name for name in _FP8_SCALES if name in tensors]
+    if not names:
         raise KeyError("scale")
+    if len(names) > 1:
+        raise ValueError(f"it has several scales: {', '.join(names)}.")
+    scale = tensors[names[0]]
     if scale.dtype == torch.uint8:  # an exponent, as in float8_e8m0fnu
         scale = scale.view(torch.float8_e8m0fnu)
     return scale.float()
@@ -205,14 +207,16 @@ def _unpack_gptq(tensors: Tensors) -> QuantizedWeight:
     return _int4(numbers, scales, zeros)
 
 
-def _unpack_compressed(tensors: Tensors) -> QuantizedWeight:
+def _unpack_compressed(has_zeros: bool, tensors: Tensors) -> QuantizedWeight:
     """Words hold eight inputs of one output, [N, ceil(K / 8)] int32, 8 added to each number."""
     outputs, inputs = tensors["weight_shape"].tolist()
     numbers = _numbers(tensors["weight_packed"], 1, _IN_ORDER)[:outputs, :inputs]
     scales = tensors["weight_scale"]
     _check_order(tensors, "weight_g_idx", inputs, scales.shape[-1], "actorder")
-    zeros = tensors.get("weight_zero_point")
-    if zeros is not None:  # packed along the outputs
+    zeros = tensors["weight_zero_point"] if has_zeros else tensors.get("weight_zero_point")
+    if zeros is not None and zeros.dtype == torch.int8:  # one by one, in older folders
+        zeros = (zeros + SYMMETRIC_ZERO).to(torch.uint8)
+    elif zeros is not None:  # packed along the outputs
         zeros = _numbers(zeros, 0, _IN_ORDER)[:outputs]
     return _int4(numbers, scales, zeros)
 
@@ -261,6 +265,8 @@ def _numbers(words: torch.Tensor, dim: int, order: tuple[int, ...]) -> torch.Ten
         dim: The dimension that the eight numbers of a word extend.
         order: Place of each number among the eight, lowest bits first.
     """
+    if words.dtype != torch.int32:
+        raise ValueError(f"its words are {words.dtype}, expected torch.int32.")
     places = sorted(range(8), key=order.__getitem__)
     shifts = torch.tensor([4 * place for place in places], device=words.device)
     shape = (1, -1, 1) if dim == 0 else (1, 1, -1)
@@ -297,7 +303,10 @@ def stored_layout(config: Mapping[str, Any]) -> StoredLayout | None:
         # A name after -: leaves a layer as it is.
         Rule(("dynamic",), others, ([],)).check(method, {})
     if method == "compressed-tensors" and _is_packed(settings):
-        return StoredLayout(method, "weight_packed", _PACKED_SUFFIXES, _unpack_compressed)
+        schemes = _schemes(settings.get("config_groups") or {})
+        has_zeros = bool(schemes) and all(each.get("symmetric") is False for each in schemes)
+        unpack = partial(_unpack_compressed, has_zeros)
+        return StoredLayout(method, "weight_packed", _PACKED_SUFFIXES, unpack)
     return _INT4.get(method, StoredLayout(method, "weight", _FP8_SUFFIXES, _unpack_fp8))
 
 
