@@ -105,6 +105,8 @@ def generation_defaults(
         CheckpointError: A setting is malformed.
     """
     settings = {} if config is None else vars(config)
+    if settings.get("do_sample") and settings.get("temperature") is None:
+        settings = {**settings, "temperature": 1.0}  # as transformers samples
     stop_ids = frozenset(token for token in stop_ids if token < vocab_size)
     parameters: dict[str, Any] = {"stop_token_ids": stop_ids}
     computed, others = [], []

@@ -87,6 +87,16 @@ def test_settings_without_effect_on_greedy_text_are_no_warning(load):
     assert loaded.sampling_params(temperature=0, top_k=3).top_k == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"do_sample": True}, 1), ({"do_sample": True, "temperature": 0.0}, 0),
+     ({"do_sample": False, "temperature": 0.6}, 0), ({"temperature": 0.6}, 0)],
+)  # fmt: skip
+def test_a_model_that_samples_has_a_temperature(settings, expected, load):
+    loaded, _ = load(settings | {"top_k": 64})
+    assert loaded.sampling_params().temperature == expected
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_setting_is_a_parameter_and_is_named(name, load):
     loaded, (warning,) = load({"eos_token_id": 2, name: COMPUTED[name]})
