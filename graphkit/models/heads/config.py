@@ -93,24 +93,24 @@ def check_layers(config: PreTrainedConfig) -> None:
         require_int(
             type(config).__name__, name, head_dim(config) if name == "head_dim" else settings[name]
         )
-    for name in ("rms_norm_eps", "rope_theta"):
-        if not settings[name] > 0:
-            raise ConfigError(f"{name} is {settings[name]}, expected a number > 0.", field=name)
+    is_llama3, factors = rope.get("rope_type") == "llama3", ("low_freq_factor", "high_freq_factor")
+    for name in ("rms_norm_eps", "rope_theta", *(("factor", *factors) if is_llama3 else ())):
+        value = settings[name]
+        if type(value) not in (int, float) or not value > 0:
+            raise ConfigError(f"{name} is {short_repr(value)}, expected a number > 0.", field=name)
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
             f"num_key_value_heads is {config.num_key_value_heads}, but it must divide "
             f"num_attention_heads, which is {config.num_attention_heads}. Change one of them.",
             field="num_key_value_heads",
         )
-    if rope.get("rope_type") == "llama3":
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        if rope["factor"] <= 0 or not 0 < low < high:
-            raise ConfigError(
-                "rotation of the type llama3 needs factor > 0 and 0 < low_freq_factor < "
-                f"high_freq_factor, got factor {rope['factor']}, low_freq_factor {low} and "
-                f"high_freq_factor {high}. Correct these values.",
-                field="factor",
-            )
+    if is_llama3 and not settings["low_freq_factor"] < settings["high_freq_factor"]:
+        low, high = (settings[name] for name in factors)
+        raise ConfigError(
+            "rotation of the type llama3 needs low_freq_factor < high_freq_factor, got "
+            f"{low} and {high}. Correct these values.",
+            field="low_freq_factor",
+        )
 
 
 def head_dim(config: PreTrainedConfig) -> int:

@@ -32,6 +32,7 @@ from graphkit.models.heads.dflash_parts import BlockOptions
 from graphkit.models.heads.layers import HeadSources
 
 NESTED, _CLASS = "transformer_layer_config", "transformer_layer_architecture"
+_EAGLE_CONFIG = "eagle_config"
 _EAGLE_NAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 _TYPES = {f"{name}DecoderLayer": name.lower() for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _EAGLE_ALLOWED: Mapping[str, tuple[object, ...]] = {
@@ -55,9 +56,15 @@ def eagle_layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
     Raises:
         CheckpointError: A setting is malformed, or changes what the head computes.
     """
-    check_settings(data, {NESTED, _CLASS, "eagle_config"}, _EAGLE_ALLOWED)
-    check_settings(setting(data, "eagle_config", dict, {}), (), _EAGLE_ALLOWED, "eagle_config")
-    return nested_layer(data)
+    nested = setting(data, _EAGLE_CONFIG, dict, {})
+    check_settings(data, {NESTED, _CLASS, _EAGLE_CONFIG}, _EAGLE_ALLOWED)
+    check_settings(nested, (), _EAGLE_ALLOWED, _EAGLE_CONFIG)
+    return nested_layer(_merged(data, nested))
+
+
+def _merged(data: Mapping[str, object], nested: Mapping[str, object]) -> Mapping[str, object]:
+    """Return settings, those of a nested object before the others."""
+    return {**data, **{name: value for name, value in nested.items() if value is not None}}
 
 
 def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
@@ -78,7 +85,7 @@ def nested_layer(data: Mapping[str, object]) -> Mapping[str, object]:
     return {"model_type": _TYPES.get(str(kind), "llama"), **nested}
 
 
-_LAYER_IDS, _EAGLE_CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _FLAGS = ("norm_before_residual", "use_aux_hidden_state")
 _EAGLE3_USED = (*_FLAGS, _LAYER_IDS, _EAGLE_CONFIG, "draft_vocab_size", NESTED)
 _EAGLE3_ALLOWED: Mapping[str, tuple[object, ...]] = {
@@ -107,14 +114,14 @@ def eagle3_settings(data: Mapping[str, object]) -> Mapping[str, object]:
     nested = setting(data, _EAGLE_CONFIG, dict, {})
     check_settings(data, _EAGLE3_USED, _EAGLE3_ALLOWED)
     check_settings(nested, _EAGLE3_USED, _EAGLE3_ALLOWED, _EAGLE_CONFIG)
-    for name in _FLAGS:
+    for name in (*_FLAGS, _LAYER_IDS):
         outer, inner = data.get(name), nested.get(name)
-        if None not in (outer, inner) and outer != inner:
+        if outer not in (None, []) and inner not in (None, []) and outer != inner:
             raise CheckpointError(
                 f"config.json sets {name} to {short_repr(outer)}, and {_EAGLE_CONFIG} to "
                 f"{short_repr(inner)}. Correct one."
             )
-    merged = {**data, **{name: value for name, value in nested.items() if value is not None}}
+    merged = _merged(data, nested)
     if merged.get("use_aux_hidden_state", True) is not True:
         raise CheckpointError(
             "config.json sets use_aux_hidden_state to false, but EAGLE-3 reads three target "

@@ -167,6 +167,7 @@ def test_the_window_of_a_layer_is_that_of_its_type(kind, entries, window, load, 
             {"norm_before_residual": False, "eagle_config": {"norm_before_residual": True}},
             "sets norm_before_residual to False, and eagle_config to True",
         ),
+        ({"eagle_config": {IDS: [0, 0, 1]}}, rf"sets {IDS} to \[0, 1, 2\], and eagle_config to"),
     ],
 )
 def test_a_layer_that_is_not_computed_is_refused(entries, text, load):
@@ -178,6 +179,9 @@ def test_a_layer_that_is_not_computed_is_refused(entries, text, load):
 def test_flags_of_the_nested_object_are_used(load, eagle3):
     entries = {"norm_before_residual": None, "eagle_config": {"norm_before_residual": True}}
     assert load("eagle3", entries).midlayer.norm_before_residual
+    for kind in ("eagle", "eagle3"):
+        head = load(kind, {"eagle_config": {"rope_theta": 77.0}})
+        assert head.config.rope_parameters["rope_theta"] == 77.0
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
