@@ -111,6 +111,25 @@ def test_the_layers_share_embedding_and_head_and_have_weights_of_their_own(tmp_p
     )
 
 
+@pytest.mark.parametrize("part", ["embedding", "output head"])
+def test_a_stored_copy_that_is_another_tensor_is_a_warning(tmp_path, caplog, part):
+    save_with_mtp(small_model("deepseek_v3"), tmp_path, 1)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    copies = {
+        "model.layers.2.embed_tokens.weight": "model.embed_tokens.weight",
+        "model.layers.2.shared_head.head.weight": "lm_head.weight",
+    }
+    tensors |= {copy: tensors[name].clone() for copy, name in copies.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    models.load(tmp_path, draft="mtp", device="cpu", check=False)
+    assert "MTP layers share" not in caplog.text
+    name = [*copies][part == "output head"]
+    save_file(tensors | {name: tensors[name] + 1}, file, metadata={"format": "pt"})
+    models.load(tmp_path, draft="mtp", device="cpu", check=False)
+    assert f"has {name}, which is not used: MTP layers share the {part}" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("pattern", "replacement", "message"),
     [

@@ -7,6 +7,7 @@ layer alone, so that positions, masks and arguments of the layer are what the ta
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
@@ -37,6 +38,7 @@ from graphkit.ops.rows import gather_rows
 from graphkit.runners import ForwardOutput
 from graphkit.spec import ForwardMode, SpecConfig
 
+logger = logging.getLogger(__name__)
 _CHAIN = "MULTI_LAYER_EAGLE"
 """EAGLE with one draft layer per step."""
 _BEHIND = {
@@ -48,7 +50,7 @@ _BESIDE = {
     "norm": "norm",
 }  # fmt: skip
 """Qwen3-Next and Qwen3.5: layer i is ``mtp.layers.{i}``; all layers share these modules."""
-_COPIES = ("block.shared_head.head.weight", "block.embed_tokens.weight")
+_HEAD_COPY, _EMBEDDING_COPY = "block.shared_head.head.weight", "block.embed_tokens.weight"
 """Stored copies of the target's output head and embedding, which the layers share with it."""
 _MERGING = ("enorm", "hnorm", "eh_proj")
 """Modules of a layer before its block."""
@@ -278,6 +280,8 @@ def load_mtp(
             f"{folder!r} contains no MTP layers: it has neither tensors of a layer {len(layers)} "
             "with eh_proj (DeepSeek-V3, GLM-4.5), nor mtp.fc (Qwen3-Next, Qwen3.5)."
         )
+    for tensors in found:
+        _check_copies(target, stored, tensors, split, folder)
     chain = [_loaded(target, layers, stored, names, split) for names in found]
     for layer in chain:
         if quantize is not None:
@@ -285,6 +289,32 @@ def load_mtp(
         set_row_invariant(layer, row_invariant)
         layer.prepare(fuse=fuse)
     return MtpHead(target, chain, algorithm)
+
+
+def _check_copies(
+    target: PreTrainedModel,
+    stored: PlainTensors,
+    names: dict[str, str],
+    split: RankSplit | None,
+    folder: str,
+) -> None:
+    """Remove the copies from the names of a layer, and warn of those that are no copies."""
+    modules: dict[str, Any] = {
+        _HEAD_COPY: output_head(target), _EMBEDDING_COPY: target.get_input_embeddings(),
+    }  # fmt: skip
+    paths = {module: path for path, module in target.named_modules()}
+    for name, module in modules.items():
+        if name not in names:
+            continue
+        tensor, weight = stored.tensor(names[name]), module.weight
+        part = None if split is None else split.parts.get(f"{paths[module]}.weight")
+        if not torch.equal((tensor if part is None else part.of(tensor)).to(weight), weight):
+            logger.warning(
+                "%s has %s, which is not used: MTP layers share the %s of their target, which "
+                "differs, so that fewer drafts may be accepted.",
+                folder, names[name], "output head" if name == _HEAD_COPY else "embedding",
+            )  # fmt: skip
+        del names[name]
 
 
 def _loaded(
@@ -385,11 +415,7 @@ def _stored_layers(names: Iterable[str], num_layers: int) -> list[dict[str, str]
         tensors | (shared if "mtp" in path.split(".") else {})
         for (path, _), tensors in sorted(layers.items())
     ]
-    return [
-        {name: old for name, old in tensors.items() if name not in _COPIES}
-        for tensors in found
-        if "eh_proj.weight" in tensors
-    ]
+    return [tensors for tensors in found if "eh_proj.weight" in tensors]
 
 
 def _renamed(name: str, table: Mapping[str, str]) -> str:
