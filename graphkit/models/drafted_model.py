@@ -116,7 +116,8 @@ class DraftedModel:
         Those of LongRoPE are the ones with its initial frequencies.
         """
         configs = [model.config.get_text_config(decoder=True) for model in self._models]
-        limits = [getattr(config, "max_position_embeddings", None) for config in configs]
+        names = ("max_position_embeddings", "max_target_positions")  # the latter of Whisper
+        limits = [getattr(config, name, None) for config in configs for name in names]
         limits += map(rotation_limit, self._models)
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -200,10 +200,8 @@ def prepare_model(
         ConfigError: See ``load``.
     """
     setattr(model, PREPARED, True)  # not its configuration, which other models may share
-    for config in (
-        model.config,
-        *(getattr(model.config, name) for name in model.config.sub_configs),
-    ):
+    parts = (getattr(model.config, name) for name in model.config.sub_configs)
+    for config in (model.config, *filter(None, parts)):  # a part may be absent, such as audio
         config._attn_implementation = IMPLEMENTATION
     with suppress(ValueError):  # the model has no experts, or one form of them
         model.set_experts_implementation(experts.IMPLEMENTATION)

@@ -17,7 +17,7 @@ from graphkit import models
 from graphkit.engine.attention import SdpaAttention
 from graphkit.errors import AttentionError, CheckpointError, ConfigError
 from graphkit.models import cache
-from small_models import KINDS, needs_recurrent, small_model
+from small_models import KINDS, needs_recurrent, small_config, small_model
 
 
 def test_a_folder_is_loaded_with_its_dtype(tmp_path):
@@ -248,6 +248,18 @@ def test_a_context_has_at_most_the_positions_of_the_model():
             create(max_context_len=129)
         with pytest.raises(ConfigError, match="must be an int >= 1, got 'long'"):
             create(max_context_len="long")
+    whisper = models.load(small_model("whisper"), device="cpu", check=False)
+    assert whisper.longest_context == whisper.model.config.max_target_positions == 448
+
+
+def test_a_part_of_a_model_may_be_absent():
+    """Gemma 4 is published with and without audio."""
+    config = transformers.Gemma4Config(
+        text_config=small_config("gemma4_text", pad_token_id=0), vision_config=None,
+        audio_config=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.Gemma4ForConditionalGeneration(config).eval()
+    models.load(model.requires_grad_(False), device="cpu")
 
 
 def test_the_slots_of_an_engine():
