@@ -59,11 +59,24 @@ def eagle_layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
     nested = setting(data, _EAGLE_CONFIG, dict, {})
     check_settings(data, {NESTED, _CLASS, _EAGLE_CONFIG}, _EAGLE_ALLOWED)
     check_settings(nested, (), _EAGLE_ALLOWED, _EAGLE_CONFIG)
-    return nested_layer(_merged(data, nested))
+    return nested_layer(_merged(data, nested, _EAGLE_CONFIG))
 
 
-def _merged(data: Mapping[str, object], nested: Mapping[str, object]) -> Mapping[str, object]:
-    """Return settings, those of a nested object before the others."""
+def _merged(
+    data: Mapping[str, object], nested: Mapping[str, object], where: str
+) -> dict[str, object]:
+    """Return settings with those of a nested object; ``where`` is its name.
+
+    Raises:
+        CheckpointError: They contradict each other.
+    """
+    for name in sorted(data.keys() & nested.keys()):
+        outer, inner = data[name], nested[name]
+        if outer not in (None, []) and inner not in (None, []) and outer != inner:
+            raise CheckpointError(
+                f"config.json sets {name} to {short_repr(outer)}, and {where} to "
+                f"{short_repr(inner)}. Correct one."
+            )
     return {**data, **{name: value for name, value in nested.items() if value is not None}}
 
 
@@ -114,14 +127,7 @@ def eagle3_settings(data: Mapping[str, object]) -> Mapping[str, object]:
     nested = setting(data, _EAGLE_CONFIG, dict, {})
     check_settings(data, _EAGLE3_USED, _EAGLE3_ALLOWED)
     check_settings(nested, _EAGLE3_USED, _EAGLE3_ALLOWED, _EAGLE_CONFIG)
-    for name in (*_FLAGS, _LAYER_IDS):
-        outer, inner = data.get(name), nested.get(name)
-        if outer not in (None, []) and inner not in (None, []) and outer != inner:
-            raise CheckpointError(
-                f"config.json sets {name} to {short_repr(outer)}, and {_EAGLE_CONFIG} to "
-                f"{short_repr(inner)}. Correct one."
-            )
-    merged = _merged(data, nested)
+    merged = _merged(data, nested, _EAGLE_CONFIG)
     if merged.get("use_aux_hidden_state", True) is not True:
         raise CheckpointError(
             "config.json sets use_aux_hidden_state to false, but EAGLE-3 reads three target "
@@ -219,7 +225,7 @@ def dflash_settings(data: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         CheckpointError: One is missing or malformed.
     """
-    found = {**data, **setting(data, _DFLASH_CONFIG, dict, {})}
+    found = _merged(data, setting(data, _DFLASH_CONFIG, dict, {}), _DFLASH_CONFIG)
     kind = f"{found.get('architectures')} {found.get('projector_type')}".lower()
     anchor = {"sample_from_anchor": "dspark" in kind} | found
     options: dict[str, Any] = {

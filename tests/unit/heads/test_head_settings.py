@@ -180,8 +180,17 @@ def test_flags_of_the_nested_object_are_used(load, eagle3):
     entries = {"norm_before_residual": None, "eagle_config": {"norm_before_residual": True}}
     assert load("eagle3", entries).midlayer.norm_before_residual
     for kind in ("eagle", "eagle3"):
-        head = load(kind, {"eagle_config": {"rope_theta": 77.0}})
-        assert head.config.rope_parameters["rope_theta"] == 77.0
+        entries = {"rope_theta": None, "eagle_config": {"rope_theta": 77.0}}
+        assert load(kind, entries).config.rope_parameters["rope_theta"] == 77.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [("eagle", "rope_theta", 77.0), ("eagle3", "rms_norm_eps", 0.5), ("dflash", "block_size", 8)],
+)
+def test_nested_settings_that_contradict_others_are_refused(kind, name, value, load):
+    with pytest.raises(CheckpointError, match=rf"sets {name} to .*, and {NESTED[kind]} to {value}"):
+        load(kind, {NESTED[kind]: {name: value}})
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
