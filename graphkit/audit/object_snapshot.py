@@ -9,24 +9,23 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
 from graphkit.audit.bits import checksum
+from graphkit.audit.host_objects.containers import SCALARS
+from graphkit.audit.host_objects.host_numbers import scalar_text
 from graphkit.audit.host_objects.reachable_objects import MAX_ITEMS, ReachableObjects
-from graphkit.errors import short_repr
 from graphkit.records import count_of, tensor_text
-from graphkit.runners.known_memory import is_a, own_attributes, type_name
+from graphkit.runners.known_memory import is_a
 
 RANDOM_STATE = "random state"
 """Text of a random generator."""
-_SCALARS = (bool, int, float, complex, str, bytes, Enum, np.generic)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator)
 _SIZED = (list, set, deque, dict)
-_SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, *_SIZED, *_SCALARS)
+_SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, *_SIZED, *SCALARS)
 _MAX_TEXT = 40
 _MAX_ELEMENTS = 4
 """Tensors of up to this many elements are shown with their elements."""
@@ -119,8 +118,8 @@ class ObjectSnapshot:
             return ObjectSummary(RANDOM_STATE, _generator_state(value))
         if value is None:
             return ABSENT
-        if is_a(value, _SCALARS):
-            text = _scalar_text(value)  # compared instead of the value: NaN != NaN, and True == 1
+        if is_a(value, SCALARS):
+            text = scalar_text(value)  # compared instead of the value: NaN != NaN, and True == 1
             shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
             return ObjectSummary(shown, text)
         length = next(kind.__len__(value) for kind in _SIZED if is_a(value, kind))
@@ -144,17 +143,6 @@ def _is_summarized(value: Any) -> bool:
     if is_a(value, dict):
         return dict.__len__(value) > MAX_ITEMS
     return value is None or is_a(value, _SUMMARIZED)
-
-
-def _scalar_text(value: Any) -> str:
-    """Return a scalar as text, as its built-in type writes it."""
-    for kind in (int, float, complex, str, bytes):
-        if is_a(value, kind) and type(value) is not bool:
-            return kind.__repr__(value)
-    if is_a(value, Enum):  # whose own text may be anything
-        member = own_attributes(value)
-        return f"<{type_name(type(value))}.{member['_name_']}: {short_repr(member['_value_'])}>"
-    return repr(value)
 
 
 def _generator_state(generator: torch.Generator | random.Random | np.random.Generator) -> int:

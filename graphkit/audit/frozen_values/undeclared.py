@@ -19,19 +19,23 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from graphkit.audit.capture_differences import CaptureDifference, comparable
-from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers
+from graphkit.audit.host_objects.host_numbers import HostNumber, HostNumbers, value_text
 from graphkit.audit.recaptures import Baseline, Change, DifferencesBySize, Recaptures
 from graphkit.errors import CaptureError
 from graphkit.graphs import named_tensors
 from graphkit.runners import Runner
+from graphkit.runners.known_memory import is_a
 from graphkit.runners.targets import CaptureTarget
 
 _MEMBERS = 64
 """Small numbers that an empty set gets."""
+_KINDS = (float, np.floating), (int, np.integer), (bool, np.bool_), (frozenset, frozenset)
+"""Values that are searched: floats first, and what changes the number of nodes more often last."""
 _INDEX = re.compile(r"(?<=[.\[])\d+(?=[.\])]|$)")
 MAX_CAPTURES = 10
 """Captures of a search, without those that confirm what it finds."""
@@ -102,16 +106,15 @@ class UndeclaredNumbers:
         constant_names: set[str] = set()
         for number in self._host.numbers:
             name = _INDEX.sub("*", number.name)
-            if number.name in declared:
+            is_of_torch = str(type(number.container.owner).__module__).startswith("torch.")
+            if number.name in declared or is_of_torch or _kind(number.before) is None:
                 continue
             if number not in architecture:
                 groups.setdefault(name, []).append(number)
             elif name not in constant_names:
                 constant_names.add(name)
                 self.constants.append(number)
-        # Floats first, and what changes the number of nodes more often last.
-        kinds = [float, int, bool, frozenset]
-        ordered = sorted(groups.values(), key=lambda group: kinds.index(type(group[0].before)))
+        ordered = sorted(groups.values(), key=lambda group: _kind(group[0].before) or 0)
         words = self._host.words
         self.candidates = [
             Candidate({number: changed_value(number.before, index, words) for number in numbers})
@@ -173,12 +176,18 @@ def changed_value(value: Any, index: int, words: Collection[str] = ()) -> Any:
     """
     if isinstance(value, frozenset):
         return frozenset() if value else frozenset([*words, *range(_MEMBERS)])
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value - 1 if value > 1 else value + 1
+    if isinstance(value, (bool, np.bool_)):
+        return type(value)(not value)
+    if isinstance(value, (int, np.integer)):
+        return type(value)(value - 1 if value > 1 else value + 1)
     factor = 0.5 + index / 1024
-    return value * factor if value and math.isfinite(value) else factor
+    return type(value)(value * factor if value and math.isfinite(value) else factor)
+
+
+def _kind(value: Any) -> int | None:
+    """Return the place of a value among ``_KINDS``; ``None`` if it is not searched."""
+    kinds = enumerate(_KINDS)
+    return next((at for at, (own, of) in kinds if type(value) is own or is_a(value, of)), None)
 
 
 @contextmanager
@@ -197,7 +206,7 @@ def changed_names(
     """Return the names of the numbers, lists and sets that a setter changes."""
 
     def numbers() -> dict[str, str]:
-        return {number.name: repr(number.before) for number in HostNumbers(forward).numbers}
+        return {number.name: value_text(number.before) for number in HostNumbers(forward).numbers}
 
     old = numbers()
     with declared(setter, before, after):

@@ -11,12 +11,17 @@ later version keeps them elsewhere. Variables of closures are read by ``__code__
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from enum import Enum
 from functools import partial
+from threading import local
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
+from weakref import ReferenceType
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,7 +40,9 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of ``nn.Module`` that hold functions which run with its forward."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-_CLASS_VALUES = (bool, int, float, list, dict, deque, torch.Tensor)
+SCALARS = (bool, int, float, complex, str, bytes, Enum, range, np.generic, torch.dtype)
+"""Types of values without parts."""
+_CLASS_VALUES = (*SCALARS, list, tuple, dict, deque, torch.Tensor)
 """Types of class attributes that count as values of the forward."""
 _MAX_KEY = 40
 """Length of the text of a key in a name."""
@@ -54,7 +61,8 @@ class Container:
     Attributes:
         owner: The module, the function or the object that holds the values, directly or in a list
             or a dict.
-        parent: The container and the key there at which the object was found; ``None`` for a root.
+        source: The object whose values these are.
+        parent: The container and the key there at which it was found; ``None`` for a root.
     """
 
     _has_items = False
@@ -64,6 +72,7 @@ class Container:
         self, prefix: str, values: Any, keep: Callable[[Any], bool] = lambda _key: True
     ) -> None:
         self.owner: Any = None
+        self.source: Any = None
         self.parent: tuple[Container, Any] | None = None
         self.prefix = prefix
         self._values = values
@@ -90,11 +99,21 @@ class Container:
 
     def find(self, key: Any) -> Any:
         """Return the value at the same path now, also if an object on the way was replaced."""
-        if self.parent is None:
-            return self.get(key)
+        held = self.at(key)
+        return None if held is None else held.get(key)
+
+    def at(self, key: Any) -> Container | None:
+        """Return the container of a key at the same path now, if there is one."""
+        if self.parent is None or self.is_in_place:
+            return self
         parent, own_key = self.parent
         now = containers(self.prefix, parent.find(own_key))
-        return next((held.get(key) for held in now if key in held.read()), None)
+        return next((held for held in now if key in held.read()), None)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether no object on the path to it was replaced."""
+        return self.parent is None or self.parent[0].find(self.parent[1]) is self.source
 
     def set(self, key: Any, value: Any) -> None:
         """Set the value of a key."""
@@ -177,20 +196,42 @@ class _Defaults(_Computed):
 
 
 class _ClassAttributes(_Computed):
-    """Numbers, tensors and collections among the attributes of a class."""
+    """Values among the attributes of a class, which an object may override later."""
+
+    def __init__(self, cls: type, own: dict[str, Any]) -> None:
+        super().__init__(type_name(cls), cls)
+        self._own, self._hidden = own, frozenset(own)
 
     def read(self) -> dict[Any, Any]:
         return {
             key: value
             for key, value in class_attributes(self._values).items()
-            if self._keep(key) and type(value) in _CLASS_VALUES and not key.startswith("__")
+            if key not in self._hidden
+            and (value is None or is_a(value, _CLASS_VALUES))
+            and not key.startswith("__")
         }
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return class_attributes(self._values).get(key, default)
+        return self._own.get(key, class_attributes(self._values).get(key, default))
 
     def set(self, key: Any, value: Any) -> None:
-        setattr(self._values, key, value)
+        if key in self._own:
+            self._own[key] = value
+        else:
+            setattr(self._values, key, value)
+
+
+class _Variable(_Computed):
+    """The value of a ``ContextVar`` in the current context."""
+
+    def read(self) -> dict[Any, Any]:
+        values = {}
+        with suppress(LookupError):  # it is unset
+            values["get"] = self._values.get()
+        return values
+
+    def set(self, _key: Any, value: Any) -> None:
+        self._values.set(value)
 
 
 class _Slots(_Computed):
@@ -225,9 +266,14 @@ def _slots(name: str, value: Any) -> Iterator[Container]:
         yield _Slots(name, value, slots)
 
 
-def class_values(cls: type, hidden: Collection[str]) -> Container:
-    """Return the numbers, tensors and collections among the attributes of a class."""
-    container = _ClassAttributes(type_name(cls), cls, lambda key: key not in hidden)
+def class_values(cls: type, own: dict[str, Any]) -> Container:
+    """Return values among the attributes of a class.
+
+    Args:
+        cls: The class.
+        own: Attributes of an object of the class, which override its own.
+    """
+    container = _ClassAttributes(cls, own)
     container.owner = cls
     return container
 
@@ -251,6 +297,12 @@ def containers(name: str, value: Any) -> Iterator[Container]:
         yield from containers(name, value.__func__)
     elif is_a(value, partial):
         yield Container(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
+    elif is_a(value, ReferenceType):
+        yield from containers(f"{name}()", ReferenceType.__call__(value))
+    elif is_a(value, local):
+        yield Container(name, local.__getattribute__(value, "__dict__"))
+    elif is_a(value, ContextVar):
+        yield _Variable(name, value)
     elif is_a(value, dict):
         yield _DictItems(name, value)
     elif is_a(value, (list, tuple, deque)):

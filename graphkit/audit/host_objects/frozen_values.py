@@ -6,6 +6,7 @@ therefore changes nothing in replays.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 _TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
+_MOST_VALUES = 8
+"""Values of a string and the like that are compared before it is taken for a log."""
 _OF_THE_STEP = "pool", "input", "mailbox"
 """Kinds of memory that a graph does not keep from outside."""
 
@@ -96,7 +99,8 @@ class FrozenValues:
     """Finds the numbers that have changed since capture and that graphs keep.
 
     A change alone is not an error: the step is captured again with both values, and only a graph
-    that differs keeps one. A number that a graph does not keep is not compared again for its size.
+    that differs keeps one. A number that a graph does not keep is not compared again for its size,
+    and another value, such as a string, only if it is a new one.
     A tensor that is replaced is an error if a node has an address in its memory.
 
     Args:
@@ -110,7 +114,7 @@ class FrozenValues:
         self._unread: set[tuple[int, HeldTensor]] = set()
         self.numbers = HostNumbers(forward)
         self._runner = proxy(runner)  # a reference cycle would keep the graphs alive
-        self._harmless: set[tuple[int, HostNumber]] = set()
+        self._harmless: defaultdict[tuple[int, HostNumber], set[str]] = defaultdict(set)
         self._found: dict[tuple[int, HostNumber, str], Finding | None] = {}
 
     def check(self, size: int) -> None:
@@ -127,12 +131,18 @@ class FrozenValues:
         If a number has changed, waits for the device and captures the size again; outputs in the
         runner's pool become invalid.
         """
-        changed = [n for n in self.numbers.changed() if (size, n) not in self._harmless]
+        changed = [n for n in self.numbers.changed() if not self._is_harmless(size, n)]
         new = [n for n in changed if (size, n, n.now_text) not in self._found]
         if new:
             self._compare(size, changed, new)
         values = (self._found.get((size, number, number.now_text)) for number in changed)
         return [*filter(None, values), *self._replaced(size)]
+
+    def _is_harmless(self, size: int, number: HostNumber) -> bool:
+        """Return whether the graph of a size does not keep a number, which may be a counter."""
+        values = self._harmless[size, number]
+        most = 1 if type(number.before) in (int, float) else _MOST_VALUES
+        return len(values) >= most or number.now_text in values
 
     def _replaced(self, size: int) -> Iterator[Finding]:
         """Yield the replaced tensors whose earlier memory the graph of a size reads."""
@@ -199,7 +209,7 @@ class FrozenValues:
                     continue
                 differences = recaptures.confirmed(baseline, change, by_size)[size]
                 if not differences:
-                    self._harmless.add((size, number))
+                    self._harmless[size, number].add(text)
                     continue
                 first, nodes = differences[0], baseline.records[size]
                 before_text = value_text(number.before)

@@ -12,16 +12,26 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
 from functools import cached_property, partial
+from threading import local
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
+from weakref import ReferenceType
 
 from torch import nn
 
 from graphkit.audit.host_objects.containers import Container, class_values, containers
 from graphkit.buffers import AttentionBackend
-from graphkit.runners.known_memory import bases, class_attributes, is_a, items_of, own_attributes
+from graphkit.runners.known_memory import (
+    bases,
+    class_attributes,
+    is_a,
+    items_of,
+    own_attributes,
+    type_name,
+)
 from graphkit.runners.step import forward_name
 
 _T = TypeVar("_T")
@@ -111,7 +121,7 @@ class _Walk:
         code = list(self._code(value))  # first: its words choose the methods of inner objects
         own = list(containers(name, value))
         for container in own:
-            container.parent = parent
+            container.parent, container.source = parent, value
         for container in (*own, *code):
             container.owner = owner if container.owner is None else container.owner
             self.containers.append(container)
@@ -125,32 +135,39 @@ class _Walk:
             yield from self._class_containers(value.__self__, {value.__func__.__name__})
         elif is_a(value, FunctionType):
             yield from self._function_containers(value)
-        elif not is_a(value, (*_COLLECTIONS, partial, ModuleType)):
+        elif is_a(value, partial):
+            self.words |= {"args", "keywords"}
+        elif is_a(value, type):
+            yield from _class_values(value, {})
+        elif not is_a(value, (*_COLLECTIONS, ModuleType)):
             is_module = is_a(value, nn.Module)
             yield from self._class_containers(value, {"forward"} if is_module else {"__call__"})
 
     def _class_containers(self, value: Any, methods: set[str]) -> Iterator[Container]:
-        """Yield the globals that methods of a user's class name, and the numbers of the class.
+        """Yield what methods of a user's class name, and the values of the class.
 
         Args:
             value: An object of the class.
             methods: Methods that are called; those that their code names follow.
         """
         cls = type(value)
-        if id(cls) in self._seen or not _is_user_code(cls):
+        if not _is_user_code(cls):
+            if is_a(value, nn.Module) and is_a(cls.forward, FunctionType):  # a module of torch
+                self.words |= code_words(cls.forward.__code__)
+            return
+        if id(cls) in self._seen:
             return
         self._seen[id(cls)] = cls
         pending, known = [*methods, *self.words], set(methods)
         while pending:
             name = pending.pop()
             for function in _functions(cls, name):
+                yield from containers(f"{type_name(cls)}.{name}", function)
                 yield from self._function_containers(function)
                 new = code_words(function.__code__) - known
                 known |= new
                 pending += new
-        for base in bases(cls):
-            if _is_user_code(base):
-                yield class_values(base, frozenset(own_attributes(value)))
+        yield from _class_values(cls, own_attributes(value))
 
     def _function_containers(self, function: FunctionType) -> Iterator[Container]:
         """Yield the globals that a function's code names, and those in the user's modules."""
@@ -169,6 +186,10 @@ class _Walk:
                 container = Container(inner, attributes, words.__contains__)
                 container.owner = value
                 yield container
+
+
+def _class_values(cls: type, own: dict[str, Any]) -> Iterator[Container]:
+    return (class_values(base, own) for base in bases(cls) if _is_user_code(base))
 
 
 def code_words(code: CodeType) -> set[str]:
@@ -219,13 +240,15 @@ def _unwrapped(function: Any, *, is_root: bool = False) -> Any:
 
 
 def _is_entered(value: Any) -> bool:
-    if is_a(value, (MethodType, partial, SimpleNamespace)):
+    if is_a(value, (MethodType, partial, SimpleNamespace, ReferenceType, ContextVar, local)):
         return True
+    if is_a(value, type):
+        return _is_user_code(value) and Enum not in bases(value)
     if is_a(value, dict):
         return dict.__len__(value) <= MAX_ITEMS
     if (items := items_of(value)) is not None:
         return len(items) <= MAX_ITEMS
-    if is_a(value, (type, Enum, ModuleType)) or is_a(value, AttentionBackend):
+    if is_a(value, (Enum, ModuleType)) or is_a(value, AttentionBackend):
         return False
     return _is_user_code(value if is_a(value, FunctionType) else type(value))
 

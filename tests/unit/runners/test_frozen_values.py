@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import gc
+import threading
 import weakref
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +21,32 @@ import graphkit as gk
 from graphkit.audit.host_objects.host_numbers import HostNumbers
 
 FACTOR = 2.0
+LEVEL = contextvars.ContextVar("LEVEL", default=2.0)
+THREAD = threading.local()
+THREAD.scale = 2.0
+
+
+class Kind(Enum):
+    """A setting that is no number."""
+
+    FAST, EXACT = 2.0, 3.0
+
+
+class Defaults:
+    """A class whose attributes are read, without an object of it and through a weak reference."""
+
+    share = 2.0
+
+
+OWNER = Defaults()
+OWNER.own = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """A setting that is replaced as a whole."""
+
+    scale: float = 2.0
 
 
 class Scaled(nn.Module):
@@ -32,6 +63,10 @@ class Scaled(nn.Module):
         self.adapters = ["one"]
         self.settings = SimpleNamespace(scale=3.0, scales=[4.0, 5.0])
         self.table = {"scale": 6.0, "steps": 0}
+        self.mode, self.kind, self.bias, self.params = "fast", Kind.FAST, None, Params()
+        self.scalar, self.gains, self.pair = np.float32(2.0), np.array([2.0, 3.0]), (2.0, "two")
+        self.slope, self.owner = nn.LeakyReLU(0.5), weakref.ref(OWNER)
+        self.items = partial(times, [2.0])
 
     def forward(self, inputs):
         self.table["steps"] += 1
@@ -62,6 +97,10 @@ def changed(container, **values):
     return lambda model: vars(container(model)).update(values)
 
 
+def times(values, _):
+    return values[0]
+
+
 def append(model):
     model.adapters.append("two")
 
@@ -82,6 +121,14 @@ def change_global(_model):
     globals()["FACTOR"] = 1.0
 
 
+def change_default(_model):
+    Defaults.share = 1.0
+
+
+def add_key(model):
+    model.table["other"] = 1.0
+
+
 CASES = {
     "Scaled.temperature": (lambda m: m.temperature, changed(lambda m: m, temperature=0.5)),
     "Scaled.is_greedy": (
@@ -95,6 +142,28 @@ CASES = {
     "Scaled.table['scale']": (lambda m: m.table["scale"], change_key),
     "Scaled.share": (lambda m: m.share, change_class),
     "test_frozen_values.FACTOR": (lambda _: FACTOR, change_global),
+    "Defaults.share": (lambda _: Defaults.share, change_default),
+    "Scaled.mode": (
+        lambda m: 2.0 if m.mode == "fast" else 3.0, changed(lambda m: m, mode="exact")
+    ),
+    "Scaled.kind": (lambda m: m.kind.value, changed(lambda m: m, kind=Kind.EXACT)),
+    "Scaled.bias": (lambda m: m.bias or 2.0, changed(lambda m: m, bias=1.0)),
+    "Scaled.params.scale": (lambda m: m.params.scale, changed(lambda m: m, params=Params(1.0))),
+    "Scaled.scalar": (lambda m: float(m.scalar), changed(lambda m: m, scalar=np.float32(1.0))),
+    "Scaled.gains": (lambda m: float(m.gains[1]), lambda m: m.gains.fill(1.0)),
+    "Scaled.pair": (lambda m: m.pair[0], changed(lambda m: m, pair=(1.0, "two"))),
+    "Scaled.table": (lambda m: len(m.table), add_key),
+    "Scaled.slope.negative_slope": (
+        lambda m: m.slope(m.embedding.weight[0]), changed(lambda m: m.slope, negative_slope=0.1)
+    ),
+    "Scaled.owner().own": (lambda m: m.owner().own, lambda m: vars(m.owner()).update(own=1.0)),
+    "Scaled.items.args[0][0]": (
+        lambda m: m.items(m), lambda m: m.items.args[0].__setitem__(0, 1.0)
+    ),
+    "test_frozen_values.LEVEL.get": (lambda _: LEVEL.get(), lambda _: LEVEL.set(1.0)),
+    "test_frozen_values.THREAD.scale": (
+        lambda _: THREAD.scale, lambda _: setattr(THREAD, "scale", 1.0)
+    ),
 }  # fmt: skip
 """Name of the number: how the forward reads it, and what changes it."""
 
@@ -103,7 +172,13 @@ CASES = {
 def constants(monkeypatch):
     """Restore the class and the module that tests change."""
     monkeypatch.setattr(Scaled, "share", Scaled.share)
+    monkeypatch.setattr(Defaults, "share", Defaults.share)
+    monkeypatch.setattr(THREAD, "scale", THREAD.scale)
+    monkeypatch.setattr(OWNER, "own", OWNER.own)
     monkeypatch.setitem(globals(), "FACTOR", FACTOR)
+    level = LEVEL.set(2.0)
+    yield
+    LEVEL.reset(level)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,6 +195,30 @@ def test_the_checking_mode_refuses_a_graph_that_keeps_a_changed_number(capture, 
         assert f"`{name}` has changed since capture (" in text
         assert "and the graph keeps its value in " in text
         assert "test_frozen_values.py:" in text
+
+
+def test_an_object_that_hides_a_number_of_its_class_is_refused(capture, batch):
+    runner, model = capture(lambda m: m.share, check=True)
+    model.share = 0.25
+    with pytest.raises(gk.ReplayError, match=r"`Scaled.share` has changed .*\(0.5, then 0.25\)"):
+        runner.replay(batch)
+
+
+def test_each_new_string_is_compared_and_objects_with_equal_numbers_are_none(capture, batch):
+    def factor(model):
+        return model.params.scale * (1.0 if model.mode in ("fast", "quick") else 3.0)
+
+    runner, model = capture(factor, check=True)
+    for model.params in (Params(), Params()):  # as in each step of an engine
+        runner.replay(batch)
+    model.mode = "quick"
+    runner.replay(batch)
+    model.mode = "exact"
+    with pytest.raises(gk.ReplayError, match=r"`Scaled.mode` .*\('fast', then 'exact'\)"):
+        runner.replay(batch)
+    model.mode, model.params = "fast", Params(1.0)
+    with pytest.raises(gk.ReplayError, match=r"`Scaled\.params\.scale` has changed"):
+        runner.replay(batch)
 
 
 def test_a_number_with_its_value_of_capture_is_accepted_again(capture, batch):
