@@ -28,7 +28,6 @@ from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.finding_kinds import FindingKind
 from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.forward_objects import reads
-from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
@@ -286,7 +285,7 @@ def report_side_outputs(target: CaptureTarget, runner: Runner[Any, Any], log: Au
         before.restore()
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, (container, key, _) in outputs.items():
-        is_read = reads(second.objects.functions, read_word(container, key))
+        is_read = reads(second.objects.functions, container, key)
         groups.setdefault((lines.get(name, ""), is_read), []).append(name)
     if not groups:
         return

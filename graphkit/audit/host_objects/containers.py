@@ -65,7 +65,7 @@ class Container:
         parent: The container and the key there at which it was found; ``None`` for a root.
     """
 
-    _has_items = False
+    has_items = False
     """Whether values are items, such as ``names[0]``, and no attributes."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Container:
 
     def name(self, key: Any) -> str:
         """Return the full name of a value."""
-        if self._has_items:
+        if self.has_items:
             return f"{self.prefix}[{short_repr(key, _MAX_KEY)}]"
         return f"{self.prefix}.{key}"
 
@@ -133,7 +133,7 @@ class Container:
 
 
 class _DictItems(Container):
-    _has_items = True
+    has_items = True
 
 
 class _Computed(Container):
@@ -149,7 +149,7 @@ class _Computed(Container):
 class _ListItems(_Computed):
     """Items of a list, a deque or a tuple. Only lists are restored: a deque may be a log."""
 
-    _has_items = True
+    has_items = True
 
     def read(self) -> dict[Any, Any]:
         return dict(enumerate(items_of(self._values) or ()))

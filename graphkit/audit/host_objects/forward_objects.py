@@ -8,14 +8,14 @@ import logging
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from graphkit.audit.host_objects.containers import Container
 from graphkit.audit.host_objects.frozen_values import FrozenValues, HeldTensors
-from graphkit.audit.host_objects.host_numbers import read_word
 from graphkit.audit.host_objects.reachable_objects import SEARCH_DEPTH, ReachableObjects, walk_roots
 from graphkit.errors import ConfigError
 from graphkit.graphs import CapturedGraph
@@ -27,9 +27,14 @@ logger = logging.getLogger(__name__)
 _POOL_DEPTH = 2
 """Attributes down to the tensors of an object of graphkit, such as a KV pool."""
 _WRITING = frozenset(
-    {"append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add"}
-)
+    {
+        "append", "appendleft", "extend", "insert", "clear", "update", "setdefault", "add",
+        "__setitem__", "__setattr__",
+    }
+)  # fmt: skip
 """Methods of collections whose call reads nothing that was left."""
+_SCOPES = FunctionType, ModuleType
+"""Owners of variables; those of attributes are other objects."""
 
 
 class ForwardObjects:
@@ -100,7 +105,7 @@ class ForwardObjects:
             for container, key, tensor in objects.values_of(torch.Tensor)
             if has_storage(tensor)
             and any(begin <= tensor.data_ptr() < end for begin, end in blocks)
-            and not reads(objects.functions, read_word(container, key))
+            and not reads(objects.functions, container, key)
         ]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -131,30 +136,36 @@ class ForwardObjects:
         return ReachableObjects(walk_roots(self._forward), SEARCH_DEPTH)
 
 
-def reads(functions: Sequence[FunctionType], word: str) -> bool:
-    """Return whether code reads what an attribute or a variable holds, apart from adding to it.
+def reads(functions: Sequence[FunctionType], container: Container, key: Any) -> bool:
+    """Return whether code reads a value, or what holds it, apart from adding to it.
+
+    A local variable with the name of an attribute is another value.
 
     Args:
         functions: The forward, then other functions; those without a source are not searched.
             Attributes of the forward's inputs, by the name of its parameter, do not count.
-        word: The name.
+        container: What holds the value.
+        key: Its key there.
     """
+    while container.has_items and container.parent is not None:
+        container, key = container.parent
+    kinds = (ast.Attribute, ast.Name) if is_a(container.owner, _SCOPES) else (ast.Attribute,)
     inputs: set[str] = set()
     for function in functions:
         with suppress(OSError, TypeError, SyntaxError, ValueError):
             inputs = inputs or set(inspect.signature(function).parameters) - {"self"}
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            if _reads(tree, word, inputs):
+            if _reads(tree, str(key), kinds, inputs):
                 return True
     return False
 
 
-def _reads(tree: ast.AST, word: str, inputs: set[str]) -> bool:
+def _reads(tree: ast.AST, word: str, kinds: tuple[type, ...], inputs: set[str]) -> bool:
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
-        is_attribute = isinstance(node, ast.Attribute) and node.attr == word
-        is_name = isinstance(node, ast.Name) and node.id == word
-        if not (is_attribute or is_name) or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+        name = getattr(node, "attr", getattr(node, "id", None))
+        is_load = isinstance(getattr(node, "ctx", None), ast.Load)
+        if not isinstance(node, kinds) or name != word or not is_load:
             continue
         base = getattr(node, "value", None)
         if isinstance(base, ast.Name) and base.id in inputs:

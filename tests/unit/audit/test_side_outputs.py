@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from tiny_target import VERIFY, VOCAB, WIDTH, small_target
 HIDDEN = 8
 AUX = None
 TABLE: dict[str, torch.Tensor] = {}
+THREAD, VARIABLE = threading.local(), ContextVar("VARIABLE", default=None)
 CTX = SimpleNamespace(slots=None, hidden=None, tokens=0, lens=None, metadata=None)
 
 
@@ -128,6 +131,24 @@ def of_the_inputs_too(model, hidden, inputs):
     model.seq_lens = hidden * 2
 
 
+def of_a_local_name(model, hidden, inputs):
+    state = hidden * 2
+    model.state = state
+
+
+def item_of_a_local_name(model, hidden, inputs):
+    low = hidden * 2
+    model.by_name.__setitem__("low", low)
+
+
+def of_a_thread(model, hidden, inputs):
+    THREAD.states = hidden * 2
+
+
+def of_a_context(model, hidden, inputs):
+    VARIABLE.set(hidden * 2)
+
+
 LEAVES = {
     attribute: "Model.state",
     fresh_list: "Model.aux_states[0]",
@@ -144,6 +165,10 @@ LEAVES = {
     item_of_a_global: "test_side_outputs.TABLE['low']",
     of_a_function: "Model.leave.states",
     of_the_inputs_too: "Model.seq_lens",
+    of_a_local_name: "Model.state",
+    item_of_a_local_name: "Model.by_name['low']",
+    of_a_thread: "test_side_outputs.THREAD.states",
+    of_a_context: "test_side_outputs.VARIABLE.get",
 }
 
 
@@ -280,7 +305,12 @@ def joined(model, hidden, inputs):
     return torch.stack(model.aux_states).sum(0)
 
 
-@pytest.mark.parametrize("leave", [own_use, joined])
+def read_item(model, hidden, inputs):
+    TABLE["low"] = hidden * 2
+    return TABLE["low"]
+
+
+@pytest.mark.parametrize("leave", [own_use, joined, read_item])
 def test_what_the_forward_reads_itself_is_a_note(leave):
     found, report = audited(Model(leave))
     assert found == []
