@@ -115,6 +115,14 @@ class DrawnRows:
         return torch.rand(shape, generator=self._generator, dtype=torch.double)
 
 
+_PARTS = (
+    (Floats.MIDDLE, Floats.ENDS), (Floats.LOW, Floats.HIGH), (Floats.ENDS, Floats.MIDDLE),
+    (Floats.HIGH, Floats.LOW),
+)  # fmt: skip
+"""Where the numbers of a row and of its batch are, and then those of the other rows.
+
+Where a statistic of the batch limits its rows, only a row with larger numbers shows it.
+"""
 _MOST_ROWS = 4
 """Rows of the batches that the function runs on."""
 _MOST_PLACES = 256
@@ -198,12 +206,12 @@ class RowChecks:
         count = min(_MOST_ROWS, self.largest, self.arguments.num_rows if states else _MOST_ROWS)
         if count < 2:
             return
-        for seed, live in enumerate((0, count - 1)):
+        for seed, (near, far) in enumerate(_PARTS):
+            live = (count - 1) * (seed % 2)
             # The rows of the example whose integers and booleans the batch has.
             order = [(live + i) % self.arguments.num_rows for i in range(count)]
-            near, far = ((Floats.MIDDLE, Floats.ENDS), (Floats.LOW, Floats.HIGH))[seed]
             draw = DrawnRows(self.arguments, seed, uses_example=False)
-            base = draw.rows(order, near, negates=seed > 0)
+            base = draw.rows(order, near, negates=seed % 2 > 0)
             expected = self._accepted(base, live)
             if expected is None:  # it accepts the values of the example alone
                 draw = DrawnRows(self.arguments, seed, uses_example=True)

@@ -21,6 +21,7 @@ MIXES = {
     "largest": lambda x: x / x.abs().max(),
     "int8": int8,
     "mean": lambda x: x - x.mean(0),
+    "clipped": lambda x: x.clamp(max=1.2 * x.abs().mean()),
     "flip": lambda x: x.flip(0),
     "roll": lambda x: x.roll(1, 0),
     "sort": lambda x: x.sort(0).values,
