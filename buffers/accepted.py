@@ -88,7 +88,8 @@ def host_floats(value: Any) -> NDArray[np.float64] | None:
 
 def _host_array(value: Any) -> NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
-        if not value.is_cpu or value.layout is not torch.strided or is_recording():
+        is_plain = value.layout is torch.strided and not value.is_quantized
+        if not value.is_cpu or not is_plain or value.is_complex() or is_recording():
             return None
         value = value.detach()
         value = (value.double() if value.is_floating_point() else value).numpy()

@@ -99,7 +99,8 @@ def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
     exact = tensor.long() if tensor.dtype in _UNSIGNED else tensor
     cast = exact.to(layout.dtype)
     if tensor.is_floating_point():
-        kept = cast.isfinite() | ~exact.isfinite()
+        # Formats of one byte have no isfinite.
+        kept = cast.double().isfinite() | ~exact.double().isfinite()
     else:
         kept = cast.to(exact.dtype) == exact
         if tensor.dtype in _UNSIGNED:

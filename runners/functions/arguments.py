@@ -115,7 +115,8 @@ class Arguments:
                     field=key,
                 )
             count = shape[0]
-            if isinstance(value, torch.Tensor):  # of a view, a graph would read the wrong elements
+            is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+            if is_dense:  # of a view, a graph would read the wrong elements
                 values[key] = value.contiguous()
         return self.inputs(values)
 

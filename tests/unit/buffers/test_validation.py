@@ -149,6 +149,7 @@ def test_a_refusal_says_the_field_what_came_and_what_to_do(take, name, value, fa
 
 def test_floats_are_rounded_to_the_width_of_the_field(take):
     value = np.full((8, 8), 0.1)
+    assert take("input_embeds", torch.ones(8, 8).to(torch.float8_e4m3fn)).mean() == 1.0
     assert take("input_embeds", value).dtype is torch.float32
     assert np.array_equal(take("input_embeds", value).numpy(), value.astype(np.float32))
     parameter = torch.nn.Parameter(torch.ones(8, 8, dtype=torch.float64))

@@ -20,6 +20,7 @@ from function_models import rows, scaled
         ((rows(2)[0], rows(3)[1]), {}, r"'scale' of scaled has shape \[3\], expected \[2\]"),
         ((torch.tensor(1.0), rows(3)[1]), {}, r"'x' of scaled has shape \[\]"),
         (([[1.0] * 4], rows(1)[1]), {}, "'x' of scaled is a list"),
+        ((rows(2)[0].to_sparse(), rows(2)[1]), {}, "'x' is sparse"),
         ((rows(2)[0],), {}, "takes x, scale, as in the example, by position or by name"),
         (rows(2), {"scale": rows(2)[1]}, "takes x, scale"),
         ((*rows(2), 1), {}, "takes x, scale"),

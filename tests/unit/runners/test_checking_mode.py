@@ -175,7 +175,16 @@ def test_floats_on_the_host_are_checked_before_the_replay(make_runner, distinct,
     assert runner.stats.replays == replays
 
 
-def test_sparse_floats_are_refused_by_name(make_runner, distinct):
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("make", "fact"),
+    [
+        (torch.Tensor.to_sparse, "sparse"),
+        (lambda rows: rows.to(torch.complex64).conj(), "torch.complex64"),
+        (lambda rows: torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8), "torch.qint8"),
+    ],
+)
+def test_floats_that_numpy_lacks_are_refused_by_name(make_runner, distinct, make, fact):
     runner = embedding_runner(make_runner)
-    with pytest.raises(InputError, match="field 'input_embeds' is sparse"):
-        runner.replay(distinct(2, input_embeds=torch.ones(8, 8).to_sparse()))
+    with pytest.raises(InputError, match=f"field 'input_embeds' is {fact}"):
+        runner.replay(distinct(2, input_embeds=make(torch.ones(8, 8))))
