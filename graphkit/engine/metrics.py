@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 """A name of Prometheus up to its colon: https://prometheus.io/docs/concepts/data_model/"""
+_LABEL = re.compile("[a-zA-Z][a-zA-Z0-9_]*")
+_OWN_LABELS = "mode", "batch_size", "reason", "finished_reason", "position", "drafts", "le"
+"""Labels that some of the metrics have."""
 _FINISHED = {
     "stop": (FinishReason.STOP, FinishReason.STOP_STRING),
     "length": (FinishReason.LENGTH, FinishReason.CONTEXT),
@@ -77,8 +80,9 @@ class PrometheusCollector:
         **labels: Labels of all metrics, such as ``model_name``.
 
     Raises:
-        ConfigError: ``source`` has another type, the prefix is no name, or ``prometheus_client`` is
-            not installed.
+        ConfigError: ``source`` has another type, the prefix or a label is no name, a label is one
+            of a metric's own or has a value that is no string, or ``prometheus_client`` is not
+            installed.
     """
 
     def __init__(
@@ -106,6 +110,14 @@ class PrometheusCollector:
                 f"{short_repr(prefix)}.",
                 field="prefix",
             )
+        for name, value in labels.items():
+            require_type("PrometheusCollector", name, value, str, "a string")
+            if not _LABEL.fullmatch(name) or name in _OWN_LABELS:
+                raise ConfigError(
+                    f"PrometheusCollector cannot have the label {short_repr(name)}: it must be "
+                    f"letters, digits and _, and none of {', '.join(_OWN_LABELS)}.",
+                    field=name,
+                )
         self._source, self._core, self._labels = source, core, labels
         self._prefix = f"{prefix}:"
 
