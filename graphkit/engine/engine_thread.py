@@ -20,7 +20,14 @@ from graphkit.engine.request import FinishReason, Request
 from graphkit.engine.request_stream import RequestStream, TextStream, TokenDecoder
 from graphkit.engine.step import SamplingParams
 from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.errors import ConfigError, InputError, QueueFullError, RankError, ReplayError
+from graphkit.errors import (
+    ConfigError,
+    InputError,
+    QueueFullError,
+    RankError,
+    ReplayError,
+    short_repr,
+)
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -39,9 +46,10 @@ class EngineThread:
                     async for output in stream:
                         print(output.text, end="")
 
-    An exception of a request, such as one of its matcher, ends that request alone: its stream
-    raises it. If a step raises another exception, the next step continues all requests; if that one
-    raises, too, or a rank has failed, all streams and later calls raise ``ReplayError``.
+    An exception of a request, such as one of its matcher or of the tokenizer, ends that request
+    alone: its stream raises it. If a step raises another exception, the next step continues all
+    requests; if that one raises, too, or a rank has failed, all streams and later calls raise
+    ``ReplayError``.
 
     With several ranks, rank 0 has the thread and the others run ``worker_loop``.
 
@@ -79,7 +87,7 @@ class EngineThread:
         """Requests that the engine does not have yet."""
         self._next_deadline = math.inf
         self._is_draining = self._is_closing = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._has_failed = self._has_unread = False
         """Whether the last step raised an exception; whether requests ended in such a step."""
         self._thread = threading.Thread(target=self._run, name="graphkit engine", daemon=True)
@@ -151,7 +159,7 @@ class EngineThread:
         def answer() -> None:
             try:
                 future.set_result(function(self._engine))
-            except Exception as error:
+            except BaseException as error:  # a SystemExit, too: the caller waits
                 future.set_exception(error)
 
         with self._changed:
@@ -164,13 +172,24 @@ class EngineThread:
 
         Args:
             timeout_s: Most seconds to wait; ``None`` for no limit.
+
+        Raises:
+            InputError: ``timeout_s`` is not a number of at least 0.
+            ReplayError: A function of ``call`` makes this call, for which the thread would wait.
         """
+        self._check_other_thread("drain")
+        seconds = _seconds(timeout_s, "a number of seconds of at least 0 or None", least=0)
         with self._changed:
             self._is_draining = True
-            return self._changed.wait_for(lambda: not self._streams, timeout_s)
+            return self._changed.wait_for(lambda: not self._streams, seconds)
 
     def close(self) -> None:
-        """Abort all requests and end the thread. May be called repeatedly."""
+        """Abort all requests and end the thread. May be called repeatedly.
+
+        Raises:
+            ReplayError: A function of ``call`` makes this call, for which the thread would wait.
+        """
+        self._check_other_thread("close")
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -181,6 +200,13 @@ class EngineThread:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_other_thread(self, method: str) -> None:
+        if threading.current_thread() is self._thread:
+            raise ReplayError(
+                f"a function of call called {method}, which waits for the thread that runs the "
+                f"function. Call {method} on another thread."
+            )
 
     def _check_open(self, *, drains: bool = False) -> None:
         if self._error is not None:
@@ -214,7 +240,7 @@ class EngineThread:
                     self._end(request, FinishReason.ABORTED)
                 while self._engine.has_work:  # frees the memory of running requests
                     self._advance()
-        except Exception as error:
+        except BaseException as error:  # a SystemExit of a matcher, too: readers wait
             self._fail(error)
 
     def _is_due(self) -> bool:
@@ -253,24 +279,27 @@ class EngineThread:
         self._has_failed = self._has_unread = False
         for request, tokens in new_tokens:
             stream = self._streams.get(request)
-            if stream is not None and stream.deliver(tokens):
-                self._end(request, FinishReason.STOP_STRING)
+            try:
+                if stream is not None and stream.deliver(tokens):
+                    self._end(request, FinishReason.STOP_STRING)
+            except Exception as error:  # of the tokenizer
+                self._end(request, FinishReason.ABORTED, error)
         for request in ended:
             self._finish(request)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _end(self, request: Request, reason: FinishReason, error: Exception | None = None) -> None:
         """End a request that has not ended."""
         if request in self._streams:
             self._engine.abort(request, reason)
-            self._finish(request)
+            self._finish(request, error)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: Request, error: Exception | None = None) -> None:
         """End the stream of a request."""
         with self._changed:
             stream = self._streams.pop(request, None)
             self._changed.notify_all()
         if stream is not None:
-            stream.end(request.error)
+            stream.end(error or request.error)
 
     def _join_engine(self, request: Request) -> None:
         with self._changed:
@@ -292,7 +321,7 @@ class EngineThread:
             deadlines = (stream.deadline for stream in self._streams.values())
             self._next_deadline = min(deadlines, default=math.inf)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End all streams and calls after an error of the engine."""
         logger.error("The thread of the engine has failed.", exc_info=error)
         with self._changed:
@@ -309,11 +338,16 @@ class EngineThread:
 
 def _deadline(timeout_s: object) -> float:
     """Return the ``time.monotonic()`` of a deadline."""
+    seconds = _seconds(timeout_s, "a positive number of seconds or None", least=math.ulp(0.0))
+    return math.inf if seconds is None else time.monotonic() + seconds
+
+
+def _seconds(timeout_s: object, expected: str, *, least: float) -> float | None:
+    """Return the seconds of a limit, at most those that a thread can wait for."""
     if timeout_s is None:
-        return math.inf
-    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        return None
+    if not isinstance(timeout_s, int | float) or not timeout_s >= least:  # also refuses NaN
         raise InputError(
-            f"timeout_s must be a positive number of seconds or None, got {timeout_s!r}.",
-            field="timeout_s",
+            f"timeout_s must be {expected}, got {short_repr(timeout_s)}.", field="timeout_s"
         )
-    return time.monotonic() + timeout_s
+    return min(timeout_s, threading.TIMEOUT_MAX)

@@ -123,8 +123,11 @@ class RequestStream:
     def end(self, error: Exception | None) -> None:
         """End the iteration, with an error or without. For the thread of the engine."""
         with self._changed:
-            if self._decoder is not None:
-                self._new.text += self._decoder.finish()
+            try:
+                if self._decoder is not None:
+                    self._new.text += self._decoder.finish()
+            except Exception as failure:  # of the tokenizer
+                error = error or failure
             self._is_ended, self._error = True, error
             self._wake()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -254,6 +255,14 @@ def test_drain_refuses_new_requests_and_waits_for_the_others(engine):
         thread.call(lambda engine: engine.stats)
 
 
+@pytest.mark.parametrize("limit", [10**400, math.inf, None])
+def test_drain_waits_for_any_time(engine, limit):
+    with gk.EngineThread(engine) as thread:
+        stream = thread.submit([1], LONG)
+        assert thread.drain(limit)
+        assert stream.request.finish_reason is gk.FinishReason.LENGTH
+
+
 def test_drain_gives_up_after_its_time(blocked):
     thread, stream, release = blocked
     assert not thread.drain(0.001)
@@ -298,6 +307,43 @@ def test_an_error_of_a_request_is_raised_by_its_stream_alone():
     assert stats.finished == {gk.FinishReason.FAILED: 5, gk.FinishReason.LENGTH: 4}
 
 
+class Unreadable(Letters):
+    """Raises an exception for token 2, which follows token 3."""
+
+    def decode(self, ids):
+        if 2 in ids:
+            raise IndexError("token 2 is out of range")
+        return super().decode(ids)
+
+
+def test_an_error_of_the_tokenizer_is_raised_by_the_stream_of_its_text_alone(engine):
+    four = gk.SamplingParams(max_new_tokens=4)
+    with gk.EngineThread(engine, Unreadable()) as thread:
+        for params in (LONG, four):
+            failing, other = thread.submit([3], params), thread.submit([4], four)
+            with pytest.raises(IndexError, match="token 2 is out of range"):
+                collect(failing)
+            assert failing.request.is_finished
+            assert collect(other).token_ids == expected([4], 4)
+
+
+def test_an_exit_in_a_matcher_or_a_call_leaves_no_reader_waiting():
+    class Exiting(Failing):
+        def accept_token(self, token):
+            sys.exit("a defect of the matcher")
+
+    target = engine_target(generation="v1")
+    options = {"batch_sizes": [1, 3], "device": "cpu", "backend": None, "structured_output": True}
+    with target.engine(**options) as engine, gk.EngineThread(engine) as thread:
+        with pytest.raises(SystemExit):
+            thread.call(lambda _: sys.exit("a defect of the function"))
+        assert collect(thread.submit([2], LONG)).token_ids == expected([2], 60)
+        streams = [thread.submit([2], LONG), thread.submit([1], matcher=Exiting())]
+        for stream in streams:
+            with pytest.raises(gk.ReplayError, match="has failed: SystemExit"):
+                collect(stream)
+
+
 def test_a_step_that_fails_once_is_repeated(engine, monkeypatch):
     step, errors = engine._batching.schedule.advance, [RuntimeError("once")]
 
@@ -334,6 +380,9 @@ def test_calls_return_results_and_errors(thread):
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 / 0)
     assert thread.call(lambda _: thread.call(lambda engine: engine.max_path)) == 4
+    for wait in (thread.close, thread.drain):
+        with pytest.raises(gk.ReplayError, match=r"Call (close|drain) on another thread"):
+            thread.call(lambda _, wait=wait: wait())
     assert collect(thread.submit([1], LONG)).token_ids == expected([1], 60)
 
 
@@ -354,6 +403,11 @@ def test_refusals(engine, thread):
     for timeout in (0, -1, math.nan, "1"):
         with pytest.raises(gk.InputError, match="timeout_s must be a positive number of seconds"):
             thread.submit([1], timeout_s=timeout)
+    for timeout in (-1, math.nan, "1"):
+        with pytest.raises(gk.InputError, match="timeout_s must be a number of seconds of at leas"):
+            thread.drain(timeout)
+    for timeout in (10**400, math.inf):  # longer than a thread can wait for
+        assert collect(thread.submit([1], LONG, timeout_s=timeout)).token_ids
     with pytest.raises(gk.InputError, match="the prompt is empty"):
         thread.submit([])
     with pytest.raises(gk.ConfigError, match="engine must be a SpeculativeEngine"):
