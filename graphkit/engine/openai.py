@@ -23,6 +23,8 @@ _SETTINGS = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_t
 }  # fmt: skip
 """Attributes of ``SamplingParams`` by their names in a body."""
 _OTHERS = ("prompt", "messages", "model", "stream", "stop", "user", "metadata", "store")
+_EXCLUSIVE = ("prompt", "messages"), ("max_tokens", "max_completion_tokens")
+"""Keys of which a body has one."""
 _DEFAULTS = {"n": 1, "best_of": 1, "echo": False, "stream_options": None, "logprobs": False}
 """Keys that graphkit does not support, with the value that asks for nothing."""
 _REASONS = {
@@ -66,8 +68,8 @@ class OpenAIRequest:
         is_streamed: Whether the body asks for events.
 
     Raises:
-        InputError: The body has no prompt, has a key that would have no effect, or as for
-            ``EngineThread.submit``.
+        InputError: The body has no prompt, has a key that would have no effect or contradicts
+            another one, or as for ``EngineThread.submit``.
         ConfigError: A setting is out of range.
         ReplayError: As for ``EngineThread.submit``.
     """
@@ -91,7 +93,7 @@ class OpenAIRequest:
             if key in _SETTINGS and value is not None
         }
         stop = body.get("stop") or ()
-        self._is_chat = "messages" in body
+        self._is_chat = body.get("messages") is not None
         self.is_streamed = bool(body.get("stream"))
         self.stream = thread.submit(
             _prompt_ids(body, tokenizer),
@@ -133,7 +135,15 @@ class OpenAIRequest:
 
 
 def _check_keys(body: Mapping[str, Any]) -> None:
-    """Refuse keys that would have no effect."""
+    """Refuse keys that would have no effect, or another one than they say."""
+    for pair in _EXCLUSIVE:
+        if all(body.get(key) is not None for key in pair):
+            text = f"the body has both {' and '.join(pair)}. Leave one out."
+            raise InputError(text, field=pair[0])
+    if not isinstance(body.get("stream"), bool | None):
+        raise InputError(
+            f"stream must be true or false, got {short_repr(body['stream'])}.", field="stream"
+        )
     for key, value in body.items():
         is_default = value is None or (key in _DEFAULTS and value == _DEFAULTS[key])
         if key not in _SETTINGS and key not in _OTHERS and not is_default:
@@ -144,12 +154,11 @@ def _check_keys(body: Mapping[str, Any]) -> None:
 
 
 def _prompt_ids(body: Mapping[str, Any], tokenizer: ChatTokenizer) -> Sequence[int]:
-    if "messages" in body:
-        messages = body["messages"]
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if messages is not None:
         if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
             raise InputError("messages must be a list of JSON objects.", field="messages")
         return tokenizer.encode_chat(messages)
-    prompt = body.get("prompt")
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     if isinstance(prompt, list):

@@ -96,10 +96,14 @@ def test_completions_and_chats_are_those_of_openai(engine):
                 {**body, "n": 2},
                 {**body, "tools": []},
                 {"messages": "b"},
+                {**body, "messages": [{"role": "user", "content": "c"}]},
+                {**body, "max_completion_tokens": 3},
+                {**body, "stream": "false"},
             )
         ]
         refused.append(client.post("/v1/completions", content="{"))
-        ids = client.post("/v1/completions", json={**body, "prompt": [1], "n": 1}).json()
+        no_effect = {"n": 1, "messages": None}
+        ids = client.post("/v1/completions", json={**body, "prompt": [1], **no_effect}).json()
         metrics = client.get("/metrics").text
     text = continued("b", 12)
     assert (whole["object"], whole["model"]) == ("text_completion", "letters")
@@ -113,7 +117,7 @@ def test_completions_and_chats_are_those_of_openai(engine):
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
     assert stopped["choices"][0] == {"index": 0, "text": text[:4], "finish_reason": "stop"}
-    assert [answer.status_code for answer in refused] == [400] * 7
+    assert [answer.status_code for answer in refused] == [400] * 10
     assert "the body has n: 2, which is not supported" in refused[3].json()["error"]["message"]
     assert ids["choices"] == whole["choices"], "a prompt of token ids"
     assert 'graphkit:request_success_total{finished_reason="length"} 5.0' in metrics
