@@ -175,6 +175,30 @@ def test_a_prefix_is_a_name(engine, prefix):
         PrometheusCollector(engine, prefix=prefix)
 
 
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ({"mode": "test"}, "cannot have the label 'mode'"),
+        ({"le": "1"}, "cannot have the label 'le'"),
+        ({"a-b": "c"}, "cannot have the label 'a-b'"),
+        ({"__name": "c"}, "cannot have the label '__name'"),
+        ({"rank": 0}, r"PrometheusCollector\.rank must be a string"),
+    ],
+)
+def test_labels_that_a_scrape_could_not_show_are_refused(runner, labels, reason):
+    with pytest.raises(ConfigError, match=reason):
+        PrometheusCollector(runner, **labels)
+
+
+def test_no_label_of_a_metric_can_be_given_to_all(engine):
+    families = PrometheusCollector(engine).collect()
+    names = {name for family in families for sample in family.samples for name in sample.labels}
+    assert {"mode", "position", "le"} <= names
+    for name in names:
+        with pytest.raises(ConfigError, match=f"cannot have the label '{name}'"):
+            PrometheusCollector(engine, **{name: "a"})
+
+
 def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     for live in (1, 2, 3, 3):
         runner.run(batch_of(live))
