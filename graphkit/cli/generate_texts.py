@@ -74,9 +74,9 @@ def read_prompts(texts: Sequence[str] | None, file: Path | None) -> list[Prompt]
 def read_prompt_file(file: Path) -> list[Prompt]:
     r"""Return the prompts of a file, at least one. Empty lines are left out.
 
-    If the first line is a JSON object with a ``prompt`` or ``messages``, every line must be one.
-    It may have an ``id``, ``stop`` strings and attributes of ``SamplingParams``, too. Otherwise
-    every line is a prompt, without the ``\n`` or ``\r\n`` at its end.
+    If a line is a JSON object with a ``prompt`` or ``messages``, every line must be one. It may
+    have an ``id``, ``stop`` strings and attributes of ``SamplingParams``, too. Otherwise every line
+    is a prompt, without the ``\n`` or ``\r\n`` at its end.
 
     Raises:
         UsageError: The file cannot be read, holds no prompt, or a line is not such an object.
@@ -90,38 +90,35 @@ def read_prompt_file(file: Path) -> list[Prompt]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise UsageError(f"{file} holds no prompt. Write one per line.")
-    number, line = numbered[0]
-    if _parse_line(line, number, file) is None:
+    bodies = [_json_object(line) for _, line in numbered]
+    if not any(body.keys() & {"prompt", "messages"} for body in bodies):
         return [Prompt(text=line) for _, line in numbered]
-    prompts = []
-    for number, line in numbered:
-        prompt = _parse_line(line, number, file)
-        if prompt is None:
-            raise UsageError(
-                f"line {number} of {file} is not a JSON object with a prompt like the first line. "
-                'Write {"prompt": "..."} or {"messages": [...]} on every line, or plain text on '
-                "every line."
-            )
-        prompts.append(prompt)
-    return prompts
+    return [
+        _parse_line(body, number, file) for (number, _), body in zip(numbered, bodies, strict=True)
+    ]
 
 
-def _parse_line(line: str, number: int, file: Path) -> Prompt | None:
-    """Return the prompt of a line of JSON; ``None`` if the line is anything else."""
+def _json_object(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line, which is empty for a line of anything else."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(body, dict):
-        return None
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _parse_line(body: dict[str, Any], number: int, file: Path) -> Prompt:
+    """Return the prompt of a line of JSON."""
+    place = f"line {number} of {file}"
     text, messages = body.pop("prompt", None), body.pop("messages", None)
-    if messages is not None and text is None:
-        if not (isinstance(messages, list) and messages and isinstance(messages[-1], dict)):
-            return None
+    if text is None and isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         text = str(messages[-1].get("content", ""))
     elif not isinstance(text, str) or messages is not None:
-        return None
-    place, stop = f"line {number} of {file}", body.pop("stop", ())
+        raise UsageError(
+            f"{place} is not a JSON object with a prompt. Write "
+            '{"prompt": "..."} or {"messages": [...]} on every line, or plain text on every line.'
+        )
+    stop = body.pop("stop", ())
     stop = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
         raise UsageError(f"{place}: stop must be a string or a list of strings, not empty.")

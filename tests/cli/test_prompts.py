@@ -18,8 +18,7 @@ from graphkit.cli.generate_texts import read_prompt_file
         ("é\u2028é".encode(), ["é\u2028é"]),
         (b"\xff", ["\udcff"]),
         (b'{"prompt": "a\\nb", "id": 3}\n\n{"prompt": ""}\n', ["a\nb", ""]),
-        (b'{"text": "a"}\n{"prompt": "b"}', ['{"text": "a"}', '{"prompt": "b"}']),
-        (b'{"prompt": 3}', ['{"prompt": 3}']),
+        (b'{"text": "a"}\n["prompt"]', ['{"text": "a"}', '["prompt"]']),
         (b"[" * 100_000, ["[" * 100_000]),
     ],
 )
@@ -49,6 +48,10 @@ def test_a_line_of_json_has_an_id_a_chat_and_settings(tmp_path):
     [
         (b"", "holds no prompt"),
         (b"\n \n", "holds no prompt"),
+        (b'{"promt": "a"}\n{"prompt": "b"}', "line 1 of .* is not a JSON object with a prompt"),
+        (b'{"prompt": "a"\n{"prompt": "b"}', "line 1 of .* is not a JSON object with a prompt"),
+        (b'{"prompt": 3}', "line 1 of .* is not a JSON object with a prompt"),
+        (b'{"messages": null}', "line 1 of .* is not a JSON object with a prompt"),
         (b'{"prompt": "a"}\n\nb\n', "line 3 of .* is not a JSON object with a prompt"),
         (b'{"prompt": "a"}\n{"prompt": 3}', "line 2 of .* is not a JSON object with a prompt"),
         (b'{"prompt": "a"}\n{"messages": []}', "line 2 of .* is not a JSON object with a prompt"),
