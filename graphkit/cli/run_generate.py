@@ -246,4 +246,5 @@ def _completion(prompt: Prompt, request: Request, stream: TextStream) -> Complet
         token_ids=tuple(request.output_ids),
         rows=request.num_rows,
         acceptance=request.acceptance,
+        logprobs=tuple(request.logprobs),
     )

@@ -21,6 +21,7 @@ class Completion:
         token_ids: The generated tokens.
         rows: Rows that the verify steps computed, drafts and bonus tokens.
         acceptance: Share of the drafts at each position that were accepted.
+        logprobs: Log-probabilities of the generated tokens, if the prompt asks for them.
     """
 
     prompt: str
@@ -31,6 +32,7 @@ class Completion:
     token_ids: tuple[Count, ...] = ()
     rows: Count = 0
     acceptance: tuple[Real, ...] = ()
+    logprobs: tuple[Real, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

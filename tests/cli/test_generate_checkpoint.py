@@ -239,7 +239,7 @@ def test_lines_of_json_have_results_of_their_own_as_they_end(folders, run, tmp_p
     chat = [{"role": "user", "content": "hi"}]
     lines = [
         {"prompt": PROMPT, "id": "whole"},
-        {"prompt": PROMPT, "id": 2, "max_new_tokens": 3, "logit_bias": {"5": -1}},
+        {"prompt": PROMPT, "id": 2, "max_new_tokens": 3, "logit_bias": {"5": -1}, "logprobs": True},
         {"prompt": PROMPT, "stop": folder.text[4:6]},
         {"messages": chat, "max_new_tokens": 1},
     ]
@@ -250,6 +250,9 @@ def test_lines_of_json_have_results_of_their_own_as_they_end(folders, run, tmp_p
     assert [*results][-1] == "whole", "the longest ends last"
     assert results["whole"]["text"] == folder.text
     assert results[2]["tokens"] == len(results[2]["token_ids"]) == 3
+    assert len(results[2]["logprobs"]) == 3
+    assert max(results[2]["logprobs"]) < 0
+    assert results["whole"]["logprobs"] == []
     assert results[3]["text"] == folder.text[: folder.text.index(folder.text[4:6])]
     assert results[3]["finish_reason"] == "stop string"
     ids = folder.tokenizer.encode_chat(chat)
