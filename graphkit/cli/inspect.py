@@ -122,7 +122,10 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     mode = modes[0] if len(modes) == 1 else None  # several modes select what a TARGET captures
     size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
     if arguments.json:
-        print_result(record.to_json())
+        from graphkit.views.selection import select_graphs, with_only
+
+        graphs = select_graphs(record, mode=mode, batch_size=size)
+        print_result(with_only(record, graphs).to_json())
     elif _has_screen() and not is_plain:
         from graphkit.views.tui import InspectApp
 

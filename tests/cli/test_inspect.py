@@ -39,6 +39,9 @@ def test_a_target_is_captured_and_inspected(run, tiny, here):
 
 def test_json_is_the_record(run, saved, tiny, here):
     assert run("inspect", saved, "--json").out == saved.read_text()
+    selected = run("inspect", saved, "--json", "--mode", "decode", "--batch-size", "2").out
+    assert [graph["name"] for graph in json.loads(selected)["graphs"]] == ["DECODE 2"]
+    assert run("inspect", saved, "--json", "--mode", "none").code == 2
     ended = run("inspect", f"{tiny}:right", "--mode", "decode", "--json")
     (here / "printed").write_text(ended.out)
     record = CaptureRecord.load("printed")
