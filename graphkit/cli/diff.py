@@ -7,10 +7,17 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
-from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.exits import DONE, FAILED, UsageError
 from graphkit.cli.output import print_message, print_result
 from graphkit.records import load_record, require_graphs
-from graphkit.views.diff import COSTS, TIMES, diff_records, regressions, with_changes_above
+from graphkit.views.diff import (
+    COSTS,
+    TIMES,
+    diff_records,
+    have_common_figures,
+    regressions,
+    with_changes_above,
+)
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +31,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 Exit code 0: the records were compared, whether they differ or not. With --fail-above, exit code 1
 if a figure got worse by more: nodes, times of replays and kernels, and memory of graphs, but not
 times of eager steps and captures, nor any time if a record is of the recorder, which runs on the
-CPU. Exit code 2: a file is missing or is no record with graphs.
+CPU. Exit code 2: a file is missing or is no record with graphs, or no size and no graph is in both
+records of --fail-above.
 
 Examples:
   graphkit diff before.json after.json --threshold 2%
@@ -60,6 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     print_result(shown.to_json() if arguments.json else diff_view(shown))
     if arguments.fail_above is None:
         return DONE
+    if not have_common_figures(before, after):
+        raise UsageError(
+            f"--fail-above compared nothing: no size and no graph of {arguments.before} is in "
+            f"{arguments.after}. Save both records with the same --mode and --batch-sizes."
+        )
     costs: Collection[str] = COSTS
     if "recorder" in (before.backend, after.backend):
         costs = [name for name in COSTS if name not in TIMES]

@@ -24,6 +24,7 @@ def test_a_record_equals_itself(run, saved):
     ended = run("diff", saved, saved)
     assert (ended.code, ended.err) == (0, "")
     assert "->" not in ended.out
+    assert "no changed figure\n" in ended.out
 
 
 def test_a_difference_is_printed_and_is_no_failure(run, saved, changed):
@@ -76,6 +77,30 @@ def test_a_figure_that_got_worse_by_more_fails(run, saved, slower):
     assert "capture ms" in ended.out
     assert run("diff", saved, slower, "--fail-above", "5%").code == 0
     assert run("diff", slower, saved, "--fail-above", "0").code == 0, "it got better"
+
+
+def test_a_figure_that_was_0_got_worse_by_more_than_any_limit(run, saved, here):
+    body = json.loads(saved.read_text())
+    sizes = [mode["sizes"][0] for mode in body["modes"]]
+    sizes[0]["pool_bytes"], sizes[1]["pool_bytes"] = 0, 4096
+    saved.write_text(json.dumps(body))
+    sizes[0]["pool_bytes"], sizes[1]["pool_bytes"] = 8192, 0
+    (here / "larger.json").write_text(json.dumps(body))
+    ended = run("diff", saved, here / "larger.json", "--fail-above", "1000%")
+    assert ended.code == 1
+    assert ended.messages[-1] == "worse: TARGET_VERIFY 1: pool bytes 0 -> 8,192"
+
+
+def test_records_without_a_common_size_do_not_pass(run, saved, here):
+    body = json.loads(saved.read_text()) | {"graphs": []}
+    for mode in body["modes"]:
+        mode["mode"] = "DRAFT"
+    (here / "other.json").write_text(json.dumps(body))
+    ended = run("diff", saved, here / "other.json", "--fail-above", "5%")
+    assert ended.code == 2
+    assert "--fail-above compared nothing: no size and no graph of" in ended.err
+    assert "only before  TARGET_VERIFY 1" in ended.out
+    assert run("diff", saved, here / "other.json").code == 0
 
 
 @pytest.mark.parametrize("recorded", ["before", "after"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -122,11 +123,22 @@ def _matches(
     return [(indices.pop(0), j) for indices, j in equal if indices]
 
 
+def have_common_figures(before: Record, after: Record) -> bool:
+    """Return True if a graph or a captured size is in both records."""
+    old, new = require_graphs(before), require_graphs(after)
+    pairs, _, _ = _match_graphs(old, new)
+    return bool(pairs or _sizes(old).keys() & _sizes(new).keys())
+
+
 def relative_change(figure: MetricChange) -> float | None:
-    """Return the change relative to the value before, 0.05 for 5 %; ``None`` without a value."""
-    if not figure.before or figure.after is None:
+    """Return the change relative to the value before, 0.05 for 5 %; ``None`` without a value.
+
+    A change from 0 is infinite.
+    """
+    if figure.before is None or figure.after is None:
         return None
-    return figure.after / figure.before - 1
+    change = figure.after - figure.before
+    return change / abs(figure.before) if figure.before else math.copysign(math.inf, change)
 
 
 def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
@@ -152,4 +164,5 @@ def regressions(record: DiffRecord, limit: float, costs: Collection[str] = COSTS
         for figure in figures:
             part = relative_change(figure)
             if figure.name in costs and part is not None and part > limit:
-                yield f"{name}: {figure_heading(figure.name)} {part:+.1%}"
+                text = f"{part:+.1%}" if math.isfinite(part) else f"0 -> {figure.after:,g}"
+                yield f"{name}: {figure_heading(figure.name)} {text}"

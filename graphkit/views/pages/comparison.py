@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -99,7 +100,7 @@ def diff_page(record: DiffRecord) -> Page:
         rows=tuple(rows),
         notes=tuple(notes),
         opened=opened,
-        empty="no figure and no graph that both records have",
+        empty="no changed figure" + ("" if same else ", and no graph that both records have"),
     )
 
 
@@ -164,7 +165,7 @@ def _sentence(text: str) -> Row:
 def _metric(change: MetricChange) -> Row:
     before, after = (_figure(change.name, value) for value in (change.before, change.after))
     part = relative_change(change)
-    after += "" if part is None else f" ({part:+.1%})"
+    after += "" if part is None or math.isinf(part) else f" ({part:+.1%})"
     return Row(key=change.name, values=(figure_heading(change.name), before, after, None))
 
 
