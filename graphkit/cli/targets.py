@@ -78,7 +78,7 @@ def select_target(arguments: argparse.Namespace, group: RankGroup | None = None)
     else:
         why = "applies to a --checkpoint: a TARGET has its own settings."
         refuse_options(arguments, FOLDER_OPTIONS, why)
-        name = arguments.target or _REFERENCE
+        name = _REFERENCE if arguments.target is None else arguments.target
         if name == _REFERENCE:
             if device.type == "cpu":
                 use_one_thread()

@@ -61,6 +61,7 @@ REFUSED = [
     ("generate --algorithm NONE --checkpoint nowhere", "nowhere has no config.json"),
     ("capture no_such_module_here:x", "cannot be imported"),
     ("capture nonsense", "does not have the form package.module:attribute"),
+    ("audit ''", "TARGET '' does not have the form package.module:attribute"),
     ("capture os:getcwd", "returned a str, not a graphkit.CaptureTarget"),
     ("capture TINY:absent", "has no attribute 'absent'"),
     ("capture TINY:right --mode verify", "unknown mode 'verify': modes are DECODE, TARGET_VERIFY"),
