@@ -107,6 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("no program to record. Give a SCRIPT or -m MODULE.")
     if not is_module and not exists(Path(program[0])):
         raise UsageError(f"cannot run {program[0]}: the file does not exist.")
+    if arguments.lock or arguments.check:
+        why = "has no effect with --lock and --check: they write no record. Leave it out."
+        refuse_options(arguments, ("out",), why)
     command = ["-m", *program] if is_module else program
     if arguments.check:
         refuse_options(arguments, ("every", "find_fault", "fail_on"), _FOR_AUDITS)
@@ -159,12 +162,13 @@ def _lock(program: list[str], out: Path) -> int:
     from graphkit.audit.foreign import record_program
 
     first, second = record_program(program), record_program(program)
+    exit_code = first.exit_code or second.exit_code
     if first.record is None or second.record is None:
-        print_message(f"nothing locked: {_why_nothing(first)}")
-        return first.exit_code or NO_DEVICE
+        print_message(f"nothing locked: {_why_nothing(second if first.record else first)}")
+        return exit_code or NO_DEVICE
     lock = program_lock(first.record, second.record)
     write_output(out, lock.to_json(), f"locked {count_of(len(lock.graphs), 'graph')}")
-    return first.exit_code
+    return exit_code
 
 
 def _check(program: list[str], arguments: argparse.Namespace) -> int:

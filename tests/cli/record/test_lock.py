@@ -47,6 +47,22 @@ def test_a_program_without_graphs_is_not_locked(program, record_in_shell, here):
 
 
 @pytest.mark.slow
+def test_a_second_run_that_fails_fails_the_command(program, record_in_shell, here):
+    second = (
+        "import pathlib, sys\nran = pathlib.Path('ran')\nsys.exit(5 * ran.exists() or ran.touch())"
+    )
+    done = record_in_shell("--lock", "graphs.lock", "--", program(PROGRAM + second))
+    assert done.returncode == 5, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--lock", "--check"])
+def test_a_record_that_would_not_be_written_is_refused(run, here, program, option):
+    ended = run("record", option, "graphs.lock", "--out", "out.json", program("print(1)"))
+    assert ended.code == 2
+    assert "--out has no effect with --lock and --check" in ended.err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--every=2", "--find-fault", "--fail-on=error"])
 def test_options_of_an_audit_are_refused(program, record_in_shell, option):
     done = record_in_shell("--check", "graphs.lock", option, "--", program("print(1)"))
