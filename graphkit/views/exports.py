@@ -18,6 +18,7 @@ from graphkit.records import (
     DiffRecord,
     GenerateRecord,
     GraphRecord,
+    MemoryEstimate,
     Record,
     RecordWithGraphs,
     require_graphs,
@@ -30,7 +31,7 @@ from graphkit.views.pages.page_model import GraphGroup
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.text.audit import audit_view
 from graphkit.views.text.bench import bench_view
-from graphkit.views.text.capture import capture_view
+from graphkit.views.text.capture import capture_view, memory_view
 from graphkit.views.text.generate import generate_view
 from graphkit.views.text.inspect import inspect_view
 from graphkit.views.text.page import LARGE, page_view
@@ -52,6 +53,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
     CaptureRecord: capture_view,
     DiffRecord: diff_view,
     GenerateRecord: generate_view,
+    MemoryEstimate: memory_view,
 }
 """Views of whole records by kind; ``inspect_view`` shows the other kinds."""
 

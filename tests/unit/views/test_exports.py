@@ -19,6 +19,7 @@ from graphkit.records import (
     CaptureRecord,
     ForeignRecord,
     GraphRecord,
+    MemoryEstimate,
     load_record,
 )
 from graphkit.records.record import Real
@@ -82,10 +83,12 @@ def test_a_capture_without_nodes_has_no_such_format(capture, suffix):
 def test_records_without_graphs_have_json_and_svg(capture):
     bench = BenchReport(name="refresh", environment=capture.environment, settings={}, measures=())
     diff = diff_records(capture, capture)
-    for record, words in ((bench, "graphkit bench"), (diff, "graphkit diff")):
+    parts = {"kv": 1, "recurrent_state": 2, "workspace": 3, "static_buffers": 4}
+    memory = MemoryEstimate(backend="recorder", graphs=(), **parts)
+    for record in (bench, diff, memory):
         assert json.loads(FORMATS[".json"](Export(record)))["kind"] == record.KIND
-        assert words in shown(FORMATS[".svg"](Export(record)))
-        with pytest.raises(RecordError, match=r"of kind '(bench|diff)'"):
+        assert f"graphkit {record.KIND}" in shown(FORMATS[".svg"](Export(record)))
+        with pytest.raises(RecordError, match=f"of kind '{record.KIND}'"):
             FORMATS[".html"](Export(record))
 
 
