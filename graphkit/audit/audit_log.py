@@ -18,7 +18,7 @@ from graphkit.records import (
     Node,
     distinct_text,
 )
-from graphkit.records.audit import Audit, worst_severity
+from graphkit.records.audit import NOT_CHECKED, Audit, worst_severity
 
 
 class NotChecked(Exception):  # noqa: N818 - its text becomes the summary of a check
@@ -95,7 +95,7 @@ class AuditLog:
     def skip(self, audit: Audit, mode: str, reason: str) -> None:
         """Log that an audit was not run, with the reason as a phrase."""
         with self.check(audit, mode) as check:
-            check.text = f"not run: {reason}"
+            check.text = NOT_CHECKED + reason
 
     @contextmanager
     def check(self, audit: Audit, mode: str = "", batch_size: int = 0) -> Iterator[Check]:

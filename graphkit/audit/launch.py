@@ -21,7 +21,7 @@ from graphkit.graphs import CudaBackend, StateSnapshot
 from graphkit.graphs.driver import checked
 from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
-from graphkit.records.audit import Audit
+from graphkit.records.audit import NOT_CHECKED, Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.step_comparison import restorable_state
 from graphkit.runners.targets import CaptureTarget
@@ -48,7 +48,7 @@ def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
     """
     if not isinstance(runner.backend, CudaBackend):
         with log.check(Audit.LAUNCH, runner.mode.name) as check:
-            check.text = "not measured: the recorder launches no graph"
+            check.text = f"{NOT_CHECKED}the recorder launches no graph"
         return
     with torch.cuda.device(runner.device):
         for size, graph in sorted(runner.graphs.items()):

@@ -21,7 +21,7 @@ from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.runs.equal_state_runs import EqualStateRuns
 from graphkit.models.wrapper import compare_wrapper
 from graphkit.records import count_of
-from graphkit.records.audit import Audit
+from graphkit.records.audit import NOT_CHECKED, Audit
 from graphkit.runners import Runner
 from graphkit.runners.comparison.differences import even_owner, first_not_finite, not_finite_rows
 from graphkit.runners.comparison.step_comparison import SEED
@@ -92,11 +92,11 @@ def audit_wrapper(target: CaptureTarget, log: AuditLog, *, device: str = "auto")
     """
     with log.check(Audit.WRAPPER) as check:
         if target.model is None:
-            check.text = "not run: the target declares no model to compare it with"
+            check.text = f"{NOT_CHECKED}the target declares no model to compare it with"
             return
         record = compare_wrapper(target, target.model, device=device, tolerance=log.tolerance)
         if record.skipped:
-            check.text = f"not run: {record.skipped}"
+            check.text = NOT_CHECKED + record.skipped
             return
         check.text = f"{count_of(record.rows, 'row')} compared with the model"
         if record.not_reached:

@@ -6,9 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.exits import DONE, FAILED, NO_DEVICE
 from graphkit.cli.options import add_target_options, refuse_options
-from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
+from graphkit.cli.output import (
+    check_writable,
+    print_message,
+    print_result,
+    progress_on_stderr,
+    write_output,
+)
 from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path
 from graphkit.cli.targets import TargetSelection, announce, select_target
 from graphkit.records import AuditReport, GraphBaseline, count_of
@@ -26,8 +32,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "pad rows and other causes of wrong replays, mode by mode. With --tp, all ranks audit "
         "together, and rank 0 prints what any of them found.",
         epilog="""
-Exit code 1: a finding is an error, or a forward cannot be captured. Other findings do not change
-the exit code.
+Exit code 1: a finding is an error, or a forward cannot be captured. Exit code 3: no check could be
+made, for example because every mode runs without graphs. Other findings do not change the exit
+code.
 
 Examples:
   graphkit audit engine.targets:llama
@@ -84,6 +91,9 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     print_result(report.to_json() if arguments.json else audit_view(report))
     if out is not None:
         write_output(out, report.to_json())
+    if not report.has_checked:
+        print_message("error: nothing audited: no check could be made")
+        return NO_DEVICE
     return FAILED if any(finding.severity == "error" for finding in report.findings) else DONE
 
 

@@ -146,6 +146,21 @@ def test_a_mode_without_graphs_has_a_table_without_sizes(run, here):
     assert modes == {"DRAFT_EXTEND_V2": 0, "DRAFT_EXTEND": 1}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("capture", "error: nothing captured: every mode runs without graphs"),
+        ("audit --only pads,frozen", "error: nothing audited: no check could be made"),
+    ],
+)
+def test_a_target_without_graphs_does_not_pass(run, here, command, message):
+    (here / "eager_target.py").write_text(WITHOUT_GRAPHS)
+    ended = run(*command.split(), "eager_target:target", "--mode", "draft_extend_v2")
+    assert ended.code == 3
+    assert ended.messages[-1] == message
+
+
 def test_a_mismatch_fails_and_is_located(run, tiny, here):
     ended = run("capture", f"{tiny}:leaks", "--mode", "target_verify", "--out", "record.json")
     assert ended.code == 1

@@ -42,7 +42,7 @@ def test_a_wrong_step_fails(run):
 
 def test_an_engine_without_a_whole_step_says_why(run):
     ended = run("capture", "engine_target:host_in_loop")
-    assert ended.code == 0
+    assert ended.code == 3
     assert "stays eager: the engine runs generation v1, as requested" in ended.out
 
 
@@ -73,7 +73,7 @@ def test_an_audit_runs_the_loop_and_says_what_it_does_not_run(run):
     ended = run("audit", "engine_target:right", "--only", "pads,loop", "--mode", "step")
     assert ended.code == 0
     text = words(ended.out)
-    assert "not run: STEP is the whole step of the engine" in text
+    assert "not checked: STEP is the whole step of the engine" in text
     assert "steps in one launch: no difference" in text
     assert "2 checks, no finding." in text
 
@@ -88,13 +88,14 @@ def test_an_audit_finds_a_value_that_a_loop_keeps(run):
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("engine_target:host_in_loop", "not run: the engine runs generation v1, as requested"),
-        ("{}:right", "not run: the target declares no engine"),
+        ("engine_target:host_in_loop", "not checked: the engine runs generation v1, as requested"),
+        ("{}:right", "not checked: the target declares no engine"),
     ],
 )
 def test_an_audit_of_loops_says_why_there_is_none(run, tiny, target, reason):
     ended = run("audit", target.format(tiny), "--only", "loop")
-    assert ended.code == 0
+    assert ended.code == 3
+    assert ended.messages[-1] == "error: nothing audited: no check could be made"
     assert reason in words(ended.out)
 
 
@@ -104,7 +105,7 @@ def test_an_audit_of_forwards_captures_no_step(run, monkeypatch):
 
     monkeypatch.setattr("graphkit.audit.report.open_step", no_engine)
     ended = run("audit", "engine_target:right", "--only", "frozen")
-    assert "not run: STEP is the whole step" in words(ended.out)
+    assert "not checked: STEP is the whole step" in words(ended.out)
 
 
 def test_the_graphs_of_a_step_can_be_locked(run, here):

@@ -207,7 +207,7 @@ def audit_on_all_ranks():
     assert bool(text) == is_first
     if is_first:
         report = AuditReport.from_json(text)
-        not_run = {(e.mode, e.audit) for e in report.checks if e.text.startswith("not run: ")}
+        not_run = {(e.mode, e.audit) for e in report.checks if e.text.startswith("not checked: ")}
         assert {audit for mode, audit in not_run if mode == modes[1]} == {
             "pool-poison", "shadow", "launch",
         }  # fmt: skip

@@ -21,7 +21,7 @@ from graphkit.audit.rows.known_rows import KnownRows, RowDifference, RowRun
 from graphkit.audit.rows.sequences import sequences_of
 from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import count_of
-from graphkit.records.audit import Audit
+from graphkit.records.audit import NOT_CHECKED, Audit
 from graphkit.runners import Output, Runner
 from graphkit.runners.comparison import Rounding, first_difference
 from graphkit.runners.comparison.differences import even_owner
@@ -46,7 +46,9 @@ def audit_rows(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
         sizes = _sizes(target, runner)
         difference = _compare(known, runner, _sampled_runs(target, runner, sizes, start))
         if start.drew_random_numbers():
-            check.text = "not run: the step draws random numbers, which belong to rows of a batch"
+            check.text = (
+                f"{NOT_CHECKED}the step draws random numbers, which belong to rows of a batch"
+            )
             return
         if difference is None and runner.group is None:
             with sequences_of(target, runner, start) as sequences:

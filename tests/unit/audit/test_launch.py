@@ -129,7 +129,7 @@ def test_the_recorder_is_not_measured(monkeypatch):
     report = audit_target(target, only=["launch"], device="cpu")
     (check,) = report.checks
     assert (check.audit, check.mode) == ("launch", "TARGET_VERIFY")
-    assert check.text == "not measured: the recorder launches no graph"
+    assert check.text == "not checked: the recorder launches no graph"
     assert not report.findings
 
 

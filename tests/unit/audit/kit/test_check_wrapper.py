@@ -447,7 +447,7 @@ def test_the_audit_says_what_it_compared():
 
     assert texts(make_target()) == ["92 rows compared with the model"]
     assert texts(make_target(model=None)) == [
-        "not run: the target declares no model to compare it with"
+        "not checked: the target declares no model to compare it with"
     ]
 
 
