@@ -208,7 +208,8 @@ class TextStream:
             )
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         # Decoding starts a few tokens before the first one without text: the text of a token
-        # depends on the tokens before it. `_known` is the text of the first `_read` tokens.
+        # depends on the tokens before it. `_known` is the text of the window that is given out or
+        # held: of its first `_read` tokens, and of whole characters behind them.
         self._window, self._read = list(prompt_ids), len(prompt_ids)
         self._known = tokenizer.decode(self._window)
         self._held = ""
@@ -221,12 +222,14 @@ class TextStream:
             return ""
         self._window += tokens
         decoded = self._tokenizer.decode(self._window)
-        if len(decoded) <= len(self._known) or decoded.endswith(_INCOMPLETE):
+        whole = decoded.rstrip(_INCOMPLETE)
+        if len(whole) <= len(self._known):
             return ""
-        new = decoded[len(self._known) :]
-        self._window = self._window[self._read :]
-        self._read = len(self._window)
-        self._known = self._tokenizer.decode(self._window)
+        new, self._known = whole[len(self._known) :], whole
+        if whole == decoded:
+            self._window = self._window[self._read :]
+            self._read = len(self._window)
+            self._known = self._tokenizer.decode(self._window)
         return self._piece(new)
 
     def finish(self) -> str:

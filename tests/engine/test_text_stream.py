@@ -105,8 +105,8 @@ def test_a_character_waits_for_its_last_byte():
 
 def test_an_incomplete_character_is_replaced_at_the_end():
     stream = TextStream(ByteTokenizer())
-    assert stream.append([0x61, 0xC3]) == ""
-    assert (stream.finish(), stream.text) == ("a\ufffd", "a\ufffd")
+    assert stream.append([0x61, 0xC3]) == "a"
+    assert (stream.finish(), stream.text) == ("\ufffd", "a\ufffd")
 
 
 def test_a_space_between_prompt_and_text_is_kept(tokenizer):
@@ -114,6 +114,21 @@ def test_a_space_between_prompt_and_text_is_kept(tokenizer):
     first = new[len(prompt) - 1 :]
     stream = TextStream(tokenizer, prompt)
     assert "".join(stream.append([token]) for token in first) == " of every"
+
+
+@pytest.mark.parametrize("end", [b"\xe2", b"\xe2\x82", b"\x80\x80\x80"])
+def test_a_stop_string_before_an_incomplete_character_ends_the_text_at_once(end):
+    stream = TextStream(ByteTokenizer(), stop=["cd"])
+    assert stream.append(b"abcd" + end) == "ab"
+    assert stream.is_stopped
+
+
+def test_whole_characters_before_an_incomplete_one_do_not_wait():
+    stream = TextStream(ByteTokenizer(), b"a")
+    assert [stream.append(part) for part in (b"b\xe2", b"\x82", b"\xacc\xe2", b"\x82\xac")] == [
+        "b", "", "\u20acc", "\u20ac",
+    ]  # fmt: skip
+    assert stream.finish() == ""
 
 
 def test_nothing_follows_a_stop_string():
