@@ -42,7 +42,7 @@ def test_a_wrong_step_fails(run):
 
 def test_an_engine_without_a_whole_step_says_why(run):
     ended = run("capture", "engine_target:host_in_loop")
-    assert ended.code == 3
+    assert ended.code == 0
     assert "stays eager: the engine runs generation v1, as requested" in ended.out
 
 
