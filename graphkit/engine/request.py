@@ -230,10 +230,11 @@ class Request(VerifySteps):
             if self.is_finished:
                 break
             if self.matcher is not None and not self.matcher.accept_token(token):
-                self.finish_reason = FinishReason.REFUSED
+                self.finish_reason = self.finish_reason or FinishReason.REFUSED
                 break
             self.output_ids.append(token)
-            self.finish_reason = self._finish_reason_after(token)
+            reason = self._finish_reason_after(token)
+            self.finish_reason = self.finish_reason or reason  # a matcher may abort its request
 
     def _finish_reason_after(self, token: int) -> FinishReason | None:
         is_matched = self.matcher is not None and self.matcher.is_terminated()

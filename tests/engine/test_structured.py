@@ -234,6 +234,25 @@ def test_stop_tokens_and_aborts_end_a_constrained_request(make_engine, task, gen
     assert aborted.matcher.text == aborted.output_ids
 
 
+@pytest.mark.parametrize("method", ["accept_token", "is_terminated"])
+def test_a_matcher_may_abort_its_request(make_engine, task, method):
+    engine = make_engine("NGRAM", structured_output=True)
+    matcher = Matcher(Grammar(lambda text: range(VOCAB)))
+    called, is_first = getattr(matcher, method), iter([True])
+
+    def call_and_abort(*token):
+        result = called(*token)
+        if matcher.text and next(is_first, False):
+            engine.abort(request)
+        return result
+
+    setattr(matcher, method, call_and_abort)
+    request = engine.submit(task.prompts[0], matcher=matcher)
+    finish(engine)
+    assert request.finish_reason is FinishReason.ABORTED
+    assert request.output_ids == matcher.text == task.expected[0][:1]
+
+
 def test_a_matcher_that_fails_leaves_the_engine_usable(make_engine, task):
     class Failing(Matcher):
         def accept_token(self, token):
