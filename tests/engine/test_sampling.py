@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,7 +191,7 @@ def test_equal_seeds_draw_equal_tokens_in_any_batch_and_generation(make_engine, 
     assert len({tuple(text) for text in texts[0]}) == 5
 
 
-@pytest.mark.parametrize("seed", [-3, 0, 2**70])
+@pytest.mark.parametrize("seed", [-3, 0, 2**70, np.int64(3)])
 def test_any_int_is_the_seed_of_an_engine(make_engine, task, seed):
     warm = SamplingParams(max_new_tokens=6, temperature=1.0)
     requests = make_engine(seed=seed).generate([task.prompts[1]] * 3, warm)

@@ -140,7 +140,8 @@ class SamplingParams:
         """
         if self.seed is not None:
             return self
-        seed = ((base + 1) * _GOLDEN_RATIO + number) % 2**_SEED_BITS
+        # An int of numpy would overflow.
+        seed = ((operator.index(base) + 1) * _GOLDEN_RATIO + number) % 2**_SEED_BITS
         return replace(self, seed=seed)
 
 
