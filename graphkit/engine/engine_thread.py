@@ -128,7 +128,8 @@ class EngineThread:
             )
         with self._changed:
             self._check_open()
-            waiting = self._engine._batching.queue.num_waiting + self._num_joining
+            queue = self._engine._batching.queue
+            waiting = queue.num_waiting + self._num_joining
             if self._max_waiting is not None and waiting >= self._max_waiting:
                 raise QueueFullError(
                     f"{waiting} requests wait, and max_waiting is {self._max_waiting}. Submit "
@@ -139,6 +140,7 @@ class EngineThread:
             if self._tokenizer is not None:
                 decoder = TextStream(self._tokenizer, request.prompt_ids, stop)
             stream = RequestStream(request, decoder, deadline, self._abort_from_any_thread)
+            queue.claim_matcher(request)
             self._streams[request] = stream
             self._next_deadline = min(self._next_deadline, deadline)
             self._num_joining += 1

@@ -133,8 +133,12 @@ class RequestQueue:
         """Append requests to the queue."""
         self._waiting.update(dict.fromkeys(requests))
         for request in requests:
-            if request.matcher is not None:
-                self._matchers[id(request.matcher)] = request
+            self.claim_matcher(request)
+
+    def claim_matcher(self, request: Request) -> None:
+        """Refuse the request's matcher to others; an engine thread puts a request later."""
+        if request.matcher is not None:
+            self._matchers[id(request.matcher)] = request
 
     def admit(self) -> None:
         """Give rows and slots to waiting requests, in order, while there is room."""

@@ -197,6 +197,17 @@ def test_a_deadline_ends_requests_that_wait_and_that_run(blocked):
     assert len(collect(endless).token_ids) == 60
 
 
+def test_a_matcher_belongs_to_one_request_before_the_engine_has_it(blocked):
+    thread, _, release = blocked
+    matcher = Blocking()
+    first = thread.submit([2], LONG, matcher=matcher)
+    with pytest.raises(gk.InputError, match="belongs to another request"):
+        thread.submit([3], LONG, matcher=matcher)
+    matcher.release.set()
+    release.set()
+    assert len(collect(first).token_ids) == 60
+
+
 @pytest.mark.slow
 @GENERATIONS
 def test_aborted_requests_end_and_others_go_on(generation):
