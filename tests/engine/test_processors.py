@@ -216,6 +216,8 @@ def test_the_ends_of_the_ranges_are_accepted():
     with pytest.raises(TypeError, match="cannot change"):
         params.logit_bias[3] = 1.0
     assert SamplingParams(logit_bias={}) == SamplingParams()
+    with refuses(ConfigError, "logit_bias", "float32 cannot hold the result"):
+        SamplingParams(logit_bias={3: 3e38}, repetition_penalty=0.5)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,15 @@ class SamplingParams:
             raise _error("logprobs", f"must be True or False, got {short_repr(self.logprobs)}.")
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
+            biases = _token_biases(self.logit_bias)
+            object.__setattr__(self, "logit_bias", biases)
+            largest = max((biases or {}).values(), default=0.0)
+            if largest / self.repetition_penalty > _MOST_FLOAT32:
+                raise _error(
+                    "logit_bias",
+                    f"has {largest}, which repetition_penalty {self.repetition_penalty} divides: "
+                    "float32 cannot hold the result. Reduce the bias.",
+                )
 
     def with_seed(self, base: int, number: int) -> SamplingParams:
         """Return these parameters if they have a seed, else a copy with the seed of a request.
