@@ -74,6 +74,10 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
             mode for other in earlier if _shares_cause(finding, other) for mode in other.modes
         }
         is_reported = finding.modes and {*finding.modes} <= reported
+        if finding.kind == FindingKind.NONDETERMINISTIC_STEP and any(
+            _is_leak_of(finding.module, other) for other in findings
+        ):
+            continue  # each replay starts from what the one before left
         if not is_reported and not any(_explains_leak(other, finding) for other in findings):
             kept.append(finding)
     return kept
@@ -102,8 +106,16 @@ def _explains_leak(cause: Finding, leak: Finding) -> bool:
         return False
     if cause.kind == FindingKind.UNDECLARED_STATE:
         return {*leak.names} <= {*cause.names}
-    is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
-    return cause.audit in (Audit.PADS, Audit.SHADOW) and cause.severity == "error" and is_of_module
+    is_error = cause.audit in (Audit.PADS, Audit.SHADOW) and cause.severity == "error"
+    is_repeatable = cause.kind != FindingKind.NONDETERMINISTIC_STEP
+    return is_error and is_repeatable and _is_leak_of(cause.module, leak)
+
+
+def _is_leak_of(module: str, finding: Finding) -> bool:
+    """Return whether a finding is a warm-up leak of tensors that a module holds itself."""
+    return finding.kind == FindingKind.WARM_UP_LEAK and all(
+        name.rpartition(".")[0] == module != "" for name in finding.names
+    )
 
 
 def _holds(name: str, tensors: Sequence[str]) -> bool:

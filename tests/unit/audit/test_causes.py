@@ -84,6 +84,14 @@ def test_state_and_statistics_that_a_capture_changes_are_no_leak():
     assert len(merged_by_cause([leak, finding(module="other")])) == 2
 
 
+def test_replays_that_start_from_what_the_last_one_left_are_a_leak():
+    leak = finding(audit="warmup", kind="warm-up leak", names=("norm.count",))
+    replays = finding(kind="nondeterministic step", severity="error", module="norm")
+    assert [each.kind for each in merged_by_cause([leak, replays])] == ["warm-up leak"]
+    elsewhere = finding(kind="nondeterministic step", severity="error", module="other")
+    assert len(merged_by_cause([leak, elsewhere])) == 2
+
+
 def differing(cause):
     """Return findings of captures that differ at three sizes."""
     kind = "capture is not deterministic"
