@@ -150,6 +150,8 @@ class EngineThread:
     def call(self, function: Callable[[SpeculativeEngine], ResultT]) -> ResultT:
         """Call a function with the engine between two steps; wait for its result and return it.
 
+        The function runs on the thread of the engine, so that it must not wait for streams.
+
         Raises:
             ReplayError: The thread is closed or has failed.
             Exception: What ``function`` raises.
