@@ -113,9 +113,8 @@ def _explains_leak(cause: Finding, leak: Finding) -> bool:
 
 def _is_leak_of(module: str, finding: Finding) -> bool:
     """Return whether a finding is a warm-up leak of tensors that a module holds itself."""
-    return finding.kind == FindingKind.WARM_UP_LEAK and all(
-        name.rpartition(".")[0] == module != "" for name in finding.names
-    )
+    owners = {name.rpartition(".")[0] for name in finding.names}
+    return finding.kind == FindingKind.WARM_UP_LEAK and bool(module) and owners == {module}
 
 
 def _holds(name: str, tensors: Sequence[str]) -> bool:

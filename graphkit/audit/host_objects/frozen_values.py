@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 _TENSOR_ADVICE = "Write the new values into the tensor in place, or capture again."
 _MOST_VALUES = 8
-"""Values of a string and the like that are compared before it is taken for a log."""
+"""Most values of a string or a collection that are compared; one that has more counts as a log."""
 _OF_THE_STEP = "pool", "input", "mailbox"
 """Kinds of memory that a graph does not keep from outside."""
 

@@ -29,10 +29,10 @@ _ITEM = re.compile(r"\[[^\]]*\]")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostNumber:
-    """A number that a forward can read, the length of a list, or another value that may decide.
+    """A number, the length of a list, or another value that may decide a branch of a forward.
 
-    These are strings, members of enums, ``None``, tuples of such, sets, the keys of dicts, and
-    small arrays.
+    Other values are strings, members of enums, ``None``, tuples of such, sets, the keys of dicts,
+    and small arrays.
 
     Attributes:
         container: What holds it.
@@ -143,7 +143,7 @@ class HostNumbers:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text, or its type if it has parts that are unknown."""
+    """Return a value as text, or the name of its type if its parts are not compared."""
     if type(value) is frozenset:
         return short_repr(set(value)) if value else "an empty set"
     if type(value) is dict:
